@@ -1,0 +1,305 @@
+//! The linear level: a list of typed vector instructions with structured loops and virtual registers.
+//!
+//! In: what `codegen::linearize` produced from a scheduled kernel. Out: what a [`Target`](crate::codegen::Target) turns
+//! into bytes or text. Every register is written once (structured SSA): values that change in a loop are the loop's
+//! `carried` list.
+//!
+//! How a program runs: it is started once for every `grid` index (a CPU worker calls it with a sub-range of them, a GPU
+//! starts one block for each). On a GPU `threads` threads run each block and share the `locals`; on a CPU `threads` is 1.
+
+use crate::dtype::{Bits, DType, Scalar};
+use crate::scalar::{self, Binary, Fold, Unary};
+use std::fmt::{self, Write};
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Reg(pub u32);
+
+/// Where a load or store goes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Mem {
+    /// The n-th buffer argument.
+    Global(u32),
+    /// The n-th entry of `Linear::locals`: shared by a block's threads, private to a CPU worker, undefined at start.
+    Local(u32),
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Inst {
+    /// `dst = op(args)`, no effect.
+    Op { dst: Reg, op: Op, args: Vec<Reg> },
+    /// Reads `dst`'s lanes from consecutive elements that start at `index + offset` (in elements of `dst`'s scalar).
+    /// Lanes whose `gate` is false read nothing and give 0; a scalar gate covers all lanes.
+    Load { dst: Reg, mem: Mem, index: Reg, offset: i64, gate: Option<Reg> },
+    /// Reads lane l from element `index[l]`; `index` is an i32 vector as wide as `dst`.
+    Gather { dst: Reg, mem: Mem, index: Reg, gate: Option<Reg> },
+    /// Writes all lanes of `value` to consecutive elements; gated like `Load`.
+    Store { mem: Mem, index: Reg, offset: i64, value: Reg, gate: Option<Reg> },
+    /// Asks for the cache line of element `index + offset` of bytes; may lie outside the buffer.
+    Prefetch { mem: Mem, index: Reg, offset: i64 },
+    /// Runs the instructions up to the matching `End` for `var` = 0, 1, .. `extent`-1 (i64; may be none). A carried
+    /// `(phi, init)`: `phi` is `init` in the first round and afterwards what `End` names.
+    Loop { var: Reg, extent: Reg, carried: Vec<(Reg, Reg)> },
+    /// Closes a loop: `next[i]` is the coming round's `phi[i]`, and `out[i]` the value after the last round.
+    End { next: Vec<Reg>, out: Vec<Reg> },
+    /// All threads of the block arrive before one goes on; local memory written before is seen after.
+    Barrier,
+    /// Folds `src` over aligned groups of `width` neighbouring threads; each thread of the group gets the result.
+    LaneReduce { dst: Reg, fold: Fold, src: Reg, width: u32 },
+    /// Matrix product on a tile unit. `a`: 16 rows, `stride` elements apart, of `4·b.len()` i8 (or `2·b.len()` bf16)
+    /// elements from `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), or 16 × 2 of bf16 (bf16x32).
+    /// `dst[m]` (i32x16 or f32x16): `dst[m][r] = Σ_{j,i} a[m][4j+i] · b[j][4r+i]`.
+    TileDot { dst: Vec<Reg>, mem: Mem, index: Reg, offset: i64, stride: i64, b: Vec<Reg> },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// In every lane.
+    Const(Bits),
+    /// Value of the n-th symbol argument (i64).
+    Symbol(u32),
+    /// Which grid index this is (i64).
+    Grid,
+    /// Which thread of the block (i64); 0 on a CPU.
+    Thread,
+    /// 0, 1, 2, .. (i32 vector).
+    Iota,
+    Unary(Unary),
+    /// Comparisons take two equal types and give bools of as many lanes.
+    Binary(Binary),
+    /// `a·b + c` rounded once (f32).
+    Fma,
+    /// `cond ? a : b`, `cond` a bool of as many lanes.
+    Where,
+    /// Keeps the lane count.
+    Cast,
+    /// Keeps the lane count and the width.
+    Bitcast,
+    /// Every lane repeated: n lanes become n·k, lane l at l·k .. l·k+k.
+    Spread,
+    /// The whole vector repeated: n lanes become n·k, lane l at l, l+n, l+2n, ...
+    Repeat,
+    /// One lane.
+    Extract(u16),
+    /// As many consecutive lanes as `dst` has, from this one on.
+    Slice(u16),
+    /// Scalars become the lanes of a vector.
+    Stack,
+    /// All lanes folded to one scalar.
+    Fold(Fold),
+    /// `acc + Σ_i a[4l+i]·b[4l+i]` in every lane l; args acc (i32), a (u8), b (i8).
+    Dot4,
+    /// 16-entry byte table; the argument's low four bits choose. u8 in, i8 or u8 out.
+    Lookup(u128),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Local {
+    pub dtype: DType,
+    pub len: usize,
+}
+
+/// A number that may depend on the symbols: how many grid indices there are.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Count {
+    Const(i64),
+    /// The n-th symbol argument.
+    Symbol(u32),
+    Binary(Binary, Box<(Count, Count)>),
+}
+
+impl Count {
+    pub fn eval(&self, symbols: &[i64]) -> i64 {
+        match self {
+            Count::Const(v) => *v,
+            Count::Symbol(i) => symbols[*i as usize],
+            Count::Binary(op, ab) => {
+                let (a, b) = (Bits::int(ab.0.eval(symbols)), Bits::int(ab.1.eval(symbols)));
+                scalar::binary(*op, Scalar::I64, a, b).as_int()
+            }
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Linear {
+    pub name: String,
+    /// Number of grid indices.
+    pub grid: Count,
+    /// Element type of each buffer argument and whether it is written.
+    pub buffers: Vec<(DType, bool)>,
+    /// Names of the symbol arguments.
+    pub symbols: Vec<String>,
+    pub locals: Vec<Local>,
+    pub threads: u32,
+    pub code: Vec<Inst>,
+    /// Type of each register.
+    pub regs: Vec<DType>,
+}
+
+impl Linear {
+    pub fn reg(&mut self, t: DType) -> Reg {
+        self.regs.push(t);
+        Reg(self.regs.len() as u32 - 1)
+    }
+    pub fn dtype(&self, r: Reg) -> DType {
+        self.regs[r.0 as usize]
+    }
+    /// Appends `dst = op(args)`.
+    pub fn op(&mut self, t: DType, op: Op, args: &[Reg]) -> Reg {
+        let dst = self.reg(t);
+        self.code.push(Inst::Op { dst, op, args: args.to_vec() });
+        dst
+    }
+    pub fn mem_scalar(&self, m: Mem) -> DType {
+        match m {
+            Mem::Global(i) => self.buffers[i as usize].0,
+            Mem::Local(i) => self.locals[i as usize].dtype,
+        }
+    }
+}
+
+impl Inst {
+    /// Registers this instruction defines. A `Loop` defines its variable and phis, an `End` the loop's results.
+    pub fn defs(&self) -> Vec<Reg> {
+        match self {
+            Inst::Op { dst, .. }
+            | Inst::Load { dst, .. }
+            | Inst::Gather { dst, .. }
+            | Inst::LaneReduce { dst, .. } => vec![*dst],
+            Inst::TileDot { dst, .. } => dst.clone(),
+            Inst::Loop { var, carried, .. } => std::iter::once(*var).chain(carried.iter().map(|c| c.0)).collect(),
+            Inst::End { out, .. } => out.clone(),
+            Inst::Store { .. } | Inst::Prefetch { .. } | Inst::Barrier => vec![],
+        }
+    }
+
+    pub fn uses(&self) -> Vec<Reg> {
+        match self {
+            Inst::Op { args, .. } => args.clone(),
+            Inst::Load { index, gate, .. } | Inst::Gather { index, gate, .. } => {
+                std::iter::once(*index).chain(*gate).collect()
+            }
+            Inst::Store { index, value, gate, .. } => [*index, *value].into_iter().chain(*gate).collect(),
+            Inst::Prefetch { index, .. } => vec![*index],
+            Inst::Loop { extent, carried, .. } => {
+                std::iter::once(*extent).chain(carried.iter().map(|c| c.1)).collect()
+            }
+            Inst::End { next, .. } => next.clone(),
+            Inst::Barrier => vec![],
+            Inst::LaneReduce { src, .. } => vec![*src],
+            Inst::TileDot { index, b, .. } => std::iter::once(*index).chain(b.iter().copied()).collect(),
+        }
+    }
+}
+
+impl fmt::Debug for Reg {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+impl fmt::Display for Reg {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+impl fmt::Display for Mem {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Mem::Global(i) => write!(f, "g{i}"),
+            Mem::Local(i) => write!(f, "l{i}"),
+        }
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Count::Const(v) => write!(f, "{v}"),
+            Count::Symbol(i) => write!(f, "s{i}"),
+            Count::Binary(op, ab) => write!(f, "{op:?}({}, {})", ab.0, ab.1),
+        }
+    }
+}
+
+fn list(rs: &[Reg]) -> String {
+    rs.iter().map(|r| r.to_string()).collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Linear {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        writeln!(f, "linear {} grid {} threads {}", self.name, self.grid, self.threads)?;
+        for (i, (t, written)) in self.buffers.iter().enumerate() {
+            writeln!(f, "  buffer g{i}: {t}{}", if *written { " written" } else { "" })?;
+        }
+        for (i, s) in self.symbols.iter().enumerate() {
+            writeln!(f, "  symbol {i}: {s}")?;
+        }
+        for (i, l) in self.locals.iter().enumerate() {
+            writeln!(f, "  local l{i}: {}[{}]", l.dtype, l.len)?;
+        }
+        let mut depth = 1;
+        for inst in &self.code {
+            if matches!(inst, Inst::End { .. }) {
+                depth -= 1;
+            }
+            writeln!(f, "{:1$}{2}", "", 2 * depth, self.show(inst))?;
+            if matches!(inst, Inst::Loop { .. }) {
+                depth += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Linear {
+    fn show(&self, inst: &Inst) -> String {
+        let def = |r: &Reg| format!("{r}: {}", self.dtype(*r));
+        let at = |m: &Mem, i: &Reg, o: &i64| match o {
+            0 => format!("{m}[{i}]"),
+            o => format!("{m}[{i} {} {}]", if *o < 0 { '-' } else { '+' }, o.abs()),
+        };
+        let when = |g: &Option<Reg>| g.map(|g| format!(" if {g}")).unwrap_or_default();
+        match inst {
+            Inst::Op { dst, op, args } => {
+                let mut s = format!("{} = ", def(dst));
+                match op {
+                    Op::Const(b) => s += &b.show(self.dtype(*dst).scalar),
+                    Op::Symbol(i) => s += &self.symbols[*i as usize],
+                    Op::Unary(u) => write!(s, "{u:?}").unwrap(),
+                    Op::Binary(b) => write!(s, "{b:?}").unwrap(),
+                    Op::Fold(k) => write!(s, "Fold{k:?}").unwrap(),
+                    op => write!(s, "{op:?}").unwrap(),
+                }
+                if !args.is_empty() {
+                    write!(s, " {}", list(args)).unwrap();
+                }
+                s
+            }
+            Inst::Load { dst, mem, index, offset, gate } => {
+                format!("{} = load {}{}", def(dst), at(mem, index, offset), when(gate))
+            }
+            Inst::Gather { dst, mem, index, gate } => {
+                format!("{} = gather {}{}", def(dst), at(mem, index, &0), when(gate))
+            }
+            Inst::Store { mem, index, offset, value, gate } => {
+                format!("store {} = {value}{}", at(mem, index, offset), when(gate))
+            }
+            Inst::Prefetch { mem, index, offset } => format!("prefetch {}", at(mem, index, offset)),
+            Inst::Loop { var, extent, carried } => {
+                let c: Vec<_> = carried.iter().map(|(p, i)| format!("{} = {i}", def(p))).collect();
+                format!("loop {var} < {extent} [{}]", c.join(", "))
+            }
+            Inst::End { next, out } => {
+                let o: Vec<_> = out.iter().map(def).collect();
+                format!("end {} -> [{}]", list(next), o.join(", "))
+            }
+            Inst::Barrier => "barrier".into(),
+            Inst::LaneReduce { dst, fold, src, width } => {
+                format!("{} = lanes{width} {fold:?} {src}", def(dst))
+            }
+            Inst::TileDot { dst, mem, index, offset, stride, b } => {
+                format!("[{}] = tiledot {} by {stride}, {}", list(dst), at(mem, index, offset), list(b))
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Devices: the only place where generated code runs, and the only unsafe.
