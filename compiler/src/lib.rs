@@ -2,5 +2,10 @@
 
 pub mod codegen;
 pub mod dtype;
+pub mod graph;
+pub mod interp;
 pub mod linear;
 pub mod scalar;
+pub mod shape;
+pub mod tensor;
+pub mod text;

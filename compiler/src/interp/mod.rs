@@ -1,0 +1,3 @@
+//! Reference interpreters: slow, obvious, the definition of what the compiler must preserve.
+
+pub mod tensor;

@@ -1,0 +1,5 @@
+//! The IR as text.
+
+mod graph;
+
+pub use graph::expr;
