@@ -88,9 +88,8 @@ pub fn pair_axes<'g>(from: &[Ex<'g>], to: &[Ex<'g>]) -> Vec<(Range<usize>, Range
         let (f0, t0) = (f, t);
         let (mut a, mut b) = (Size::ONE, Size::ONE);
         loop {
-            if f < from.len()
-                && (t == to.len() || a.symbolic.len() < b.symbolic.len() || a.constant <= b.constant)
-            {
+            let behind = (a.symbolic.len(), a.constant) <= (b.symbolic.len(), b.constant);
+            if f < from.len() && (t == to.len() || behind) {
                 a = a.times(from[f]);
                 f += 1;
             } else if t < to.len() {

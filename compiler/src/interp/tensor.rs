@@ -80,6 +80,10 @@ pub fn eval(outputs: &[Tensor], env: &Env) -> Vec<Array> {
     for e in order.iter().flat_map(|e| e.args()).chain(roots.iter().copied()) {
         *uses.entry(e.id).or_default() += 1;
     }
+    // An assignment looks through its view at the buffer and at indices: they must outlive their other uses.
+    for e in order.iter().filter(|e| e.op() == Op::Assign).flat_map(|e| e.arg(0).topo()) {
+        *uses.get_mut(&e.id).unwrap() += 1;
+    }
     let mut values: HashMap<Id, Rc<Array>> = HashMap::new();
     for &e in &order {
         let v = node(e, env, &values);
