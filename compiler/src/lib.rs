@@ -4,8 +4,17 @@ pub mod codegen;
 pub mod dtype;
 pub mod graph;
 pub mod interp;
+pub mod kernel;
 pub mod linear;
+pub mod pipeline;
+pub mod rewrite;
+pub mod rng;
+pub mod rules;
 pub mod scalar;
+pub mod schedule;
 pub mod shape;
+pub mod spec;
 pub mod tensor;
+#[doc(hidden)]
+pub mod testing;
 pub mod text;

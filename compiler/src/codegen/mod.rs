@@ -1,5 +1,9 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
+pub mod expand;
+pub mod linearize;
+pub mod vectorize;
+
 use crate::linear::Linear;
 
 /// What a schedule may count on.

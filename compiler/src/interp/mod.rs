@@ -1,3 +1,5 @@
 //! Reference interpreters: slow, obvious, the definition of what the compiler must preserve.
 
+pub mod linear;
+mod race;
 pub mod tensor;

@@ -1,5 +1,6 @@
 //! The IR as text.
 
 mod graph;
+pub mod linear;
 
 pub use graph::expr;
