@@ -68,7 +68,7 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>], caps: &Caps) -> 
         prefetch: s.prefetch,
         caps: *caps,
     };
-    l.out.threads = s.stage_threads().into_iter().max().unwrap_or(1).max(1);
+    l.out.threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1) as u32;
     l.grid(&grid_order);
     for (i, stores) in stages.iter().enumerate() {
         if i > 0 && l.out.threads > 1 {
@@ -79,15 +79,6 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>], caps: &Caps) -> 
     let root = l.scopes.pop().expect("the root scope stays open");
     l.out.code = root.code;
     Ok(l.out)
-}
-
-impl<'g> Scheduled<'g> {
-    /// Threads that each stage uses.
-    fn stage_threads(&self) -> Vec<u32> {
-        (0..self.kernel.stages.len())
-            .map(|s| thread_axes(self, s).iter().map(|a| a.extent().unwrap_or(1) as u32).product())
-            .collect()
-    }
 }
 
 /// Axes of a stage that are spread over threads, the fastest first: lanes must be neighbours.

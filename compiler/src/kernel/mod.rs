@@ -132,7 +132,31 @@ pub struct Illegal(pub String);
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 
 impl<'g> Scheduled<'g> {
+    /// The kernel as loops. Ranges that are read through `/ c` and `% c` are split there, so that a layout's tiles and
+    /// a format's blocks are axes of their own.
     pub fn new(kernel: Kernel<'g>) -> Scheduled<'g> {
+        let mut s = Scheduled::plain(kernel);
+        let mut i = 0;
+        while i < s.axes.len() {
+            match s.natural_split(s.axes[i].range) {
+                Some(c) => s.split(i, c, Kind::Serial, false),
+                None => i += 1,
+            }
+        }
+        s
+    }
+
+    /// The largest constant by which a range is divided; the bits of a block of 32 are for unrolling.
+    fn natural_split(&self, r: Ex<'g>) -> Option<i64> {
+        let most = r.arg(0).bounds().1;
+        let by = topo(&self.kernel.stores()).into_iter().filter_map(|e| match e.op() {
+            Op::Binary(Binary::Div | Binary::Mod) if e.arg(0) == r => e.arg(1).as_int(),
+            _ => None,
+        });
+        by.filter(|&c| c > 1 && c < most).max().filter(|_| most > 32)
+    }
+
+    fn plain(kernel: Kernel<'g>) -> Scheduled<'g> {
         let mut axes: Vec<Axis> = kernel.rows.iter().map(|&range| Axis { range, role: Role::Row }).collect();
         for (s, stage) in kernel.stages.iter().enumerate() {
             axes.extend(stage.outs.iter().map(|&range| Axis { range, role: Role::Out(s) }));
@@ -228,6 +252,12 @@ impl<'g> Scheduled<'g> {
     /// Axes of a stage: the rows, its outputs and its reductions.
     pub fn of_stage(&self, s: usize) -> impl Iterator<Item = (usize, &Axis<'g>)> {
         self.axes.iter().enumerate().filter(move |(_, a)| overlap(a.role, Role::Out(s)))
+    }
+
+    /// Threads that a stage uses.
+    pub fn threads(&self, s: usize) -> i64 {
+        let over = |a: &Axis| matches!(a.kind(), Kind::Local | Kind::Lane | Kind::Group);
+        self.of_stage(s).filter(|(_, a)| over(a)).map(|(_, a)| a.extent().unwrap_or(1)).product()
     }
 
     fn retag(&mut self, axis: usize, kind: Kind) {
