@@ -5,6 +5,8 @@ pub mod dtype;
 pub mod graph;
 pub mod interp;
 pub mod linear;
+pub mod ops;
+pub mod quant;
 pub mod scalar;
 pub mod shape;
 pub mod tensor;
