@@ -169,3 +169,204 @@ pub fn quantize_i8(x: Tensor) -> QuantX {
         s32: wide.sum(-1).squeeze(-1),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::graph::Graph;
+    use crate::interp::tensor::{Array, Env, eval, eval1};
+
+    /// Uniform in -scale..scale, the same at every run.
+    fn random(n: usize, scale: f32, seed: u64) -> Vec<f32> {
+        let mut s = seed;
+        let next = || {
+            s = s.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((s >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
+        };
+        std::iter::repeat_with(next).take(n).collect()
+    }
+
+    fn ints(a: &Array) -> Vec<i64> {
+        a.data.iter().map(|v| v.as_int()).collect()
+    }
+
+    fn close(got: &[f32], want: &[f64], bound: f64) {
+        assert_eq!(got.len(), want.len());
+        for (i, (g, w)) in got.iter().zip(want).enumerate() {
+            assert!((*g as f64 - w).abs() <= bound * w.abs().max(1.0), "element {i}: {g} for {w}");
+        }
+    }
+
+    /// Applies `op` to random rows `[rows, n]`; the rows and what came out.
+    fn on_rows(
+        rows: i64,
+        n: i64,
+        scale: f32,
+        op: impl for<'g> Fn(Tensor<'g>) -> Tensor<'g>,
+    ) -> (Vec<f32>, Array) {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let x = g.input("x", DType::F32, [rows, n]);
+        let v = random((rows * n) as usize, scale, 7);
+        env.set_floats(x, &v);
+        (v, eval1(op(x), &env))
+    }
+
+    fn softmax(row: &[f32]) -> Vec<f64> {
+        let max = row.iter().fold(f64::MIN, |m, &x| m.max(x as f64));
+        let e: Vec<f64> = row.iter().map(|&x| (x as f64 - max).exp()).collect();
+        e.iter().map(|v| v / e.iter().sum::<f64>()).collect()
+    }
+
+    fn sigmoid(x: f32) -> f64 {
+        1.0 / (1.0 + (-x as f64).exp())
+    }
+
+    #[test]
+    fn activations_and_softmax() {
+        let (x, y) = on_rows(3, 50, 20.0, |x| x.silu());
+        close(&y.floats(), &x.iter().map(|&x| x as f64 * sigmoid(x)).collect::<Vec<_>>(), 2e-6);
+        let (x, y) = on_rows(3, 50, 200.0, |x| x.softmax(-1));
+        close(&y.floats(), &x.chunks(50).flat_map(softmax).collect::<Vec<_>>(), 2e-6);
+        let (x, y) = on_rows(50, 3, 5.0, |x| x.softmax(0).permute(&[1, 0]));
+        let columns = (0..3).flat_map(|c| softmax(&x.iter().copied().skip(c).step_by(3).collect::<Vec<_>>()));
+        close(&y.floats(), &columns.collect::<Vec<_>>(), 2e-6);
+    }
+
+    #[test]
+    fn norm_of_rows() {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let tokens = g.symbol("tokens", (1, 8));
+        let (x, w) = (g.input("x", DType::F32, [tokens, g.int(96)]), g.input("w", DType::F32, [96]));
+        let (xs, ws) = (random(5 * 96, 3.0, 1), random(96, 1.0, 2));
+        env.symbols.insert("tokens".into(), 5);
+        env.set_floats(x, &xs);
+        env.set_floats(w, &ws);
+        let want = xs.chunks(96).flat_map(|row| {
+            let mean = row.iter().map(|&v| (v as f64).powi(2)).sum::<f64>() / 96.0;
+            row.iter().zip(&ws).map(move |(&v, &w)| v as f64 / (mean + 1e-5).sqrt() * w as f64)
+        });
+        close(&eval1(rms_norm(x, w, 1e-5), &env).floats(), &want.collect::<Vec<_>>(), 1e-6);
+    }
+
+    #[test]
+    fn rope_turns_pairs_by_the_position() {
+        let (n, heads) = (8, 2);
+        // The frequencies are powers of two, so the angles are exact and large positions test the cosine alone.
+        let (positions, inv_freq) = ([0, 3, 100_003, 131_071], [1.0, 0.5, 0.25, 0.125f32]);
+        let xs = random(positions.len() * heads * n, 2.0, 3);
+        for (style, pair) in [
+            (Rope::Interleaved, (|i| (2 * i, 2 * i + 1)) as fn(usize) -> (usize, usize)),
+            (Rope::HalfSplit, |i| (i, i + 4)),
+        ] {
+            let (g, mut env) = (Graph::new(), Env::default());
+            let x = g.input("x", DType::F32, [4, heads as i64, n as i64]);
+            let (p, f) = (g.input("pos", DType::I32, [4]), g.input("inv_freq", DType::F32, [4]));
+            env.set_floats(x, &xs);
+            env.set_floats(f, &inv_freq);
+            env.set(p, positions.iter().flat_map(|i: &i32| i.to_le_bytes()).collect());
+            let (cos, sin) = rope_tables(p, f);
+            let y = eval1(rope(x, cos.unsqueeze(1), sin.unsqueeze(1), style), &env).floats();
+            let mut want = vec![0.0; xs.len()];
+            for (row, at) in (0..xs.len()).step_by(n).enumerate() {
+                for (i, &f) in inv_freq.iter().enumerate() {
+                    let (s, c) = (positions[row / heads] as f64 * f as f64).sin_cos();
+                    let (a, b) = (at + pair(i).0, at + pair(i).1);
+                    want[a] = xs[a] as f64 * c - xs[b] as f64 * s;
+                    want[b] = xs[b] as f64 * c + xs[a] as f64 * s;
+                }
+            }
+            close(&y, &want, 1e-6);
+        }
+    }
+
+    #[test]
+    fn largest_elements_and_where_they_stand() {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let x = g.input("x", DType::F32, [2, 6]);
+        env.set_floats(x, &[1.0, 5.0, 5.0, -2.0, 5.0, 0.0, -1.0, f32::NEG_INFINITY, -7.0, -3.0, -3.0, -1.0]);
+        let (values, at) = top_k(x, 4);
+        assert_eq!(eval1(values, &env).floats(), [5.0, 5.0, 5.0, 1.0, -1.0, -1.0, -3.0, -3.0]);
+        assert_eq!(ints(&eval1(at, &env)), [1, 2, 4, 0, 0, 5, 3, 4]);
+        assert_eq!(ints(&eval1(x.argmax(-1), &env)), [1, 0]);
+        assert_eq!(ints(&eval1(x.argmax(0), &env)), [0, 0, 0, 0, 0, 0]);
+
+        let (v, y) = on_rows(4, 40, 1.0, |x| top_k(x, 40).1);
+        for (row, got) in v.chunks(40).zip(ints(&y).chunks(40)) {
+            let mut order: Vec<i64> = (0..40).collect();
+            order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
+            assert_eq!(got, order);
+        }
+    }
+
+    #[test]
+    fn the_bias_chooses_experts_but_does_not_weigh_them() {
+        let (n, k) = (16, 4);
+        for (gate, normalise, biased) in
+            [(Gate::Sigmoid, true, true), (Gate::Softmax, false, false), (Gate::Softmax, true, true)]
+        {
+            let (g, mut env) = (Graph::new(), Env::default());
+            let (x, b) = (g.input("logits", DType::F32, [3, n]), g.input("bias", DType::F32, [n]));
+            let (logits, bias) = (random(48, 3.0, 4), random(16, 0.5, 5));
+            env.set_floats(x, &logits);
+            env.set_floats(b, &bias);
+            let (experts, weights) =
+                router(x, biased.then_some(b), Router { gate, k, normalise, scale: 1.8 });
+            let out = eval(&[experts, weights], &env);
+            for (t, row) in logits.chunks(n as usize).enumerate() {
+                let scores = match gate {
+                    Gate::Sigmoid => row.iter().map(|&x| sigmoid(x)).collect(),
+                    Gate::Softmax => softmax(row),
+                };
+                let key = |i: &usize| scores[*i] + if biased { bias[*i] as f64 } else { 0.0 };
+                let mut order: Vec<usize> = (0..n as usize).collect();
+                order.sort_by(|a, b| key(b).total_cmp(&key(a)));
+                let chosen: Vec<f64> = order[..4].iter().map(|&i| scores[i]).collect();
+                let norm = if normalise { chosen.iter().sum() } else { 1.0 };
+                let experts: Vec<usize> = ints(&out[0])[4 * t..][..4].iter().map(|&i| i as usize).collect();
+                assert_eq!(experts, order[..4]);
+                let want: Vec<f64> = chosen.iter().map(|w| 1.8 * w / norm).collect();
+                close(&out[1].floats()[4 * t..][..4], &want, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn int8_rows_are_within_half_a_step() {
+        // 70 columns: the last block is mostly padding. The second row's first block is zero, its second too small.
+        let (g, mut env) = (Graph::new(), Env::default());
+        let x = g.input("x", DType::F32, [2, 70]);
+        let mut v = random(140, 4.0, 6);
+        v[70..102].fill(0.0);
+        v[102..134].fill(1e-40);
+        env.set_floats(x, &v);
+        let QuantX { q, d, s16, s32 } = quantize_i8(x);
+        let out = eval(&[q, d, s16, s32], &env);
+        let [q, s16, s32] = [0, 2, 3].map(|i| ints(&out[i]));
+        let d = out[1].floats();
+        assert_eq!(
+            out.iter().map(|a| a.dims.clone()).collect::<Vec<_>>(),
+            [vec![2, 3, 32], vec![2, 3], vec![2, 6], vec![2, 3]]
+        );
+        for (b, block) in q.chunks(32).enumerate() {
+            for (i, &q) in block.iter().enumerate() {
+                let (row, col) = (b / 3, b % 3 * 32 + i);
+                let x = if col < 70 { v[70 * row + col] } else { 0.0 };
+                assert!((x - d[b] * q as f32).abs() <= d[b].max(1e-30) * 0.50001, "{x} as {q}·{}", d[b]);
+            }
+            let largest = block.iter().map(|q| q.abs()).max().unwrap();
+            assert_eq!(largest, if matches!(b, 3 | 4) { 0 } else { 127 });
+            assert_eq!(s32[b], block.iter().sum::<i64>());
+            assert_eq!(s16[2 * b..][..2], [block[..16].iter().sum(), block[16..].iter().sum::<i64>()]);
+        }
+    }
+
+    #[test]
+    fn linear_is_a_product_with_the_transpose() {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let (x, w) = (g.input("x", DType::F32, [2, 3]), g.input("w", DType::F32, [2, 3]));
+        env.set_floats(x, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        env.set_floats(w, &[1.0, 0.0, -1.0, 2.0, 2.0, 2.0]);
+        assert_eq!(eval1(linear(x, w), &env).floats(), [-2.0, 12.0, -2.0, 30.0]);
+    }
+}

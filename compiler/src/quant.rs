@@ -8,7 +8,8 @@
 //! stored in planes of 8, 4, 2 or 1 bits. In each 32 elements a plane of b bits keeps element `k = s·4b + i` in field
 //! `s` (bits `b·s..`) of byte `i`, however the file arranged its bits.
 
-use crate::dtype::{DType, Scalar};
+use crate::dtype::DType;
+use crate::dtype::Scalar::{self, BF16, F16, F32, I8, I32, U8, U16, U32};
 use crate::graph::Graph;
 use crate::ops::{self, QuantX};
 use crate::tensor::{IntoTensor, Tensor};
@@ -22,6 +23,7 @@ pub struct Format {
     pub bytes: i64,
     /// Elements that share a scale.
     pub group: i64,
+    /// What is added to q before it is scaled.
     offset: i64,
     /// What a 4-bit code stands for, where codes are not the numbers themselves.
     table: Option<[i8; 16]>,
@@ -61,28 +63,28 @@ const fn values(dtype: Scalar) -> Plane {
     Plane { part: Part::Values, dtype, read: Read::Number { at: 0 } }
 }
 /// From byte `at` on, chunks of bytes: first the low fields of all of a chunk's bytes, then the next.
-const fn quants(bits: i64, at: i64, chunk: i64) -> Plane {
-    Plane { part: Part::Quants(bits), dtype: Scalar::U8, read: Read::Fields { bits, at, chunk } }
+const fn q(bits: i64, at: i64, chunk: i64) -> Plane {
+    Plane { part: Part::Quants(bits), dtype: U8, read: Read::Fields { bits, at, chunk } }
 }
 const fn d(at: i64) -> Plane {
-    Plane { part: Part::Scale, dtype: Scalar::F16, read: Read::Number { at } }
+    Plane { part: Part::Scale, dtype: F16, read: Read::Number { at } }
 }
 /// A power of two, 2^(byte − 127).
 const fn e8m0(at: i64) -> Plane {
-    Plane { part: Part::Scale, dtype: Scalar::U8, read: Read::Number { at } }
+    Plane { part: Part::Scale, dtype: U8, read: Read::Number { at } }
 }
 const fn dmin(at: i64) -> Plane {
-    Plane { part: Part::Min, dtype: Scalar::F16, read: Read::Number { at } }
+    Plane { part: Part::Min, dtype: F16, read: Read::Number { at } }
 }
 /// A minimum that the file means to be added.
 const fn plus(at: i64) -> Plane {
-    Plane { part: Part::Min, dtype: Scalar::F16, read: Read::Negated { at } }
+    Plane { part: Part::Min, dtype: F16, read: Read::Negated { at } }
 }
 const fn sc(dtype: Scalar, read: for<'g> fn(Tensor<'g>) -> Tensor<'g>) -> Plane {
     Plane { part: Part::SubScale, dtype, read: Read::Groups(read) }
 }
 const fn m(read: for<'g> fn(Tensor<'g>) -> Tensor<'g>) -> Plane {
-    Plane { part: Part::SubMin, dtype: Scalar::U8, read: Read::Groups(read) }
+    Plane { part: Part::SubMin, dtype: U8, read: Read::Groups(read) }
 }
 
 const fn plain(name: &'static str, id: u32, planes: &'static [Plane]) -> Format {
@@ -106,27 +108,25 @@ const IQ4: Option<[i8; 16]> =
 /// Twice the numbers of e2m1, as in ggml; the scale is halved.
 const E2M1: Option<[i8; 16]> = Some([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 
-use Scalar::{BF16, F16, F32, I8, U8};
-
 #[rustfmt::skip]
 pub static FORMATS: [Format; 16] = [
     plain("F32",   0, &[values(F32)]),
     plain("F16",   1, &[values(F16)]),
     plain("BF16", 30, &[values(BF16)]),
-    //   name     id  block bytes group offset table planes: what they hold, and where in a block it lies
-    row("Q4_0",    2, [ 32,  18, 32],    -8,  None, &[quants(4, 2, 16), d(0)]),
-    row("Q4_1",    3, [ 32,  20, 32],     0,  None, &[quants(4, 4, 16), d(0), plus(2)]),
-    row("Q5_0",    6, [ 32,  22, 32],   -16,  None, &[quants(4, 6, 16), quants(1, 2, 1), d(0)]),
-    row("Q5_1",    7, [ 32,  24, 32],     0,  None, &[quants(4, 8, 16), quants(1, 4, 1), d(0), plus(2)]),
-    row("Q8_0",    8, [ 32,  34, 32],  -128,  None, &[quants(8, 2, 32), d(0)]),
-    row("Q2_K",   10, [256,  84, 16],     0,  None, &[quants(2, 16, 32), d(80), sc(U8, q2_scales), dmin(82), m(q2_mins)]),
-    row("Q3_K",   11, [256, 110, 16],    -4,  None, &[quants(2, 32, 32), quants(1, 0, 32), d(108), sc(I8, q3_scales)]),
-    row("Q4_K",   12, [256, 144, 32],     0,  None, &[quants(4, 16, 32), d(0), sc(U8, k_scales), dmin(2), m(k_mins)]),
-    row("Q5_K",   13, [256, 176, 32],     0,  None, &[quants(4, 48, 32), quants(1, 16, 32), d(0), sc(U8, k_scales), dmin(2), m(k_mins)]),
-    row("Q6_K",   14, [256, 210, 16],   -32,  None, &[quants(4, 0, 64), quants(2, 128, 32), d(208), sc(I8, q6_scales)]),
-    row("IQ4_NL", 20, [ 32,  18, 32],  -128,  IQ4,  &[quants(4, 2, 16), d(0)]),
-    row("IQ4_XS", 23, [256, 136, 32],  -128,  IQ4,  &[quants(4, 8, 16), d(0), sc(I8, iq4_scales)]),
-    row("MXFP4",  39, [ 32,  17, 32],   -12,  E2M1, &[quants(4, 1, 16), e8m0(0)]),
+    //   name     id  block bytes group offset table planes: q(bits, at, chunk) and scales, by their place in a block
+    row("Q4_0",    2, [ 32,  18, 32],    -8,  None, &[q(4, 2, 16), d(0)]),
+    row("Q4_1",    3, [ 32,  20, 32],     0,  None, &[q(4, 4, 16), d(0), plus(2)]),
+    row("Q5_0",    6, [ 32,  22, 32],   -16,  None, &[q(4, 6, 16), q(1, 2, 1), d(0)]),
+    row("Q5_1",    7, [ 32,  24, 32],     0,  None, &[q(4, 8, 16), q(1, 4, 1), d(0), plus(2)]),
+    row("Q8_0",    8, [ 32,  34, 32],  -128,  None, &[q(8, 2, 32), d(0)]),
+    row("Q2_K",   10, [256,  84, 16],     0,  None, &[q(2, 16, 32), d(80), sc(U8, q2_scales), dmin(82), m(q2_mins)]),
+    row("Q3_K",   11, [256, 110, 16],    -4,  None, &[q(2, 32, 32), q(1, 0, 32), d(108), sc(I8, q3_scales)]),
+    row("Q4_K",   12, [256, 144, 32],     0,  None, &[q(4, 16, 32), d(0), sc(U8, k_scales), dmin(2), m(k_mins)]),
+    row("Q5_K",   13, [256, 176, 32],     0,  None, &[q(4, 48, 32), q(1, 16, 32), d(0), sc(U8, k_scales), dmin(2), m(k_mins)]),
+    row("Q6_K",   14, [256, 210, 16],   -32,  None, &[q(4, 0, 64), q(2, 128, 32), d(208), sc(I8, q6_scales)]),
+    row("IQ4_NL", 20, [ 32,  18, 32],  -128,  IQ4,  &[q(4, 2, 16), d(0)]),
+    row("IQ4_XS", 23, [256, 136, 32],  -128,  IQ4,  &[q(4, 8, 16), d(0), sc(I8, iq4_scales)]),
+    row("MXFP4",  39, [ 32,  17, 32],   -12,  E2M1, &[q(4, 1, 16), e8m0(0)]),
 ];
 
 fn q2_scales(raw: Tensor) -> Tensor {
@@ -170,7 +170,7 @@ fn join_fields(x: Tensor, bits: i64) -> Tensor {
 fn field_shifts(g: &Graph, bits: i64) -> Tensor<'_> {
     (g.iota(8 / bits) * bits).cast(U8).unsqueeze(-1)
 }
-/// The fields of some of a block's bytes, in the order in which [`quants`] numbers them.
+/// The fields of some of a block's bytes, in the order in which [`q`] numbers them.
 fn fields(raw: Tensor, at: std::ops::Range<i64>, chunk: i64, bits: i64) -> Tensor {
     let n = at.end - at.start;
     split_fields(raw.slice(-1, at).reshape_last(1, &[n / chunk, chunk]), bits)
@@ -193,7 +193,7 @@ impl Plane {
         let number = |at| raw.slice(-1, at..at + self.dtype.bytes() as i64).bitcast(self.dtype);
         let plane = match self.read {
             Read::Number { at } => number(at),
-            Read::Negated { at } => (number(at).bitcast(Scalar::U16) ^ 0x8000).bitcast(self.dtype),
+            Read::Negated { at } => (number(at).bitcast(U16) ^ 0x8000).bitcast(self.dtype),
             Read::Groups(read) => read(raw),
             Read::Fields { bits, at, chunk } => {
                 let at = at..at + f.block * bits / 8;
@@ -305,13 +305,8 @@ impl Format {
 
     /// The logical planes of the file's bytes, u8 `[.., R, K/block, bytes]`.
     pub fn planes<'g>(&'static self, raw: Tensor<'g>) -> Planes<'g> {
-        assert_eq!(
-            (raw.dtype(), raw.size(-1)),
-            (DType::U8, self.bytes),
-            "{} blocks in {}",
-            self.name,
-            raw.show_shape()
-        );
+        let fits = raw.dtype() == DType::U8 && raw.size(-1) == self.bytes;
+        assert!(fits, "{} has blocks of {} bytes: {}", self.name, self.bytes, raw.show_shape());
         Planes { format: self, planes: self.planes.iter().map(|p| p.extract(self, raw)).collect() }
     }
 
@@ -396,7 +391,7 @@ impl<'g> Planes<'g> {
             return d.cast(F32);
         }
         // 2^(e − 128), the table's numbers being doubled; the two smallest are subnormal.
-        let e = d.cast(Scalar::U32);
+        let e = d.cast(U32);
         e.lt(2).select(0x20_0000.tensor(e) << e, (e - 1) << 23).bitcast(F32)
     }
 
@@ -427,7 +422,7 @@ impl<'g> Planes<'g> {
         }
         let (q, scale, group) = (self.q(), self.scale(), self.format.group);
         let groups = scale.size(-1);
-        let q = (q.cast(Scalar::I32) + self.format.offset).cast(F32).reshape_last(2, &[groups, group]);
+        let q = (q.cast(I32) + self.format.offset).cast(F32).reshape_last(2, &[groups, group]);
         let w = q * scale.unsqueeze(-1);
         let w = self.min().map_or(w, |min| w - min.unsqueeze(-1));
         w.reshape_last(2, &[groups * group])
@@ -440,8 +435,9 @@ impl<'g> Planes<'g> {
 
     /// `x · wᵀ` in integers, x `[.., M, K]`: f32 `[.., M, R]`; leading axes broadcast.
     ///
-    /// `Σ_B d·(Σ_b xd·Σ_g sc·(Σ_e q·xq + offset·xs)) − dmin·(Σ_b xd·Σ_g m·xs)` over blocks B, the activations' blocks of
-    /// 32 b, groups g and elements e: each factor stands outside the sums that do not need it.
+    /// `Σ_B (d·Σ_b xd·Σ_g sc·(Σ_e q·xq + offset·xs) − dmin·Σ_b Σ_g m·(xd·xs))` over blocks B, the activations' blocks b
+    /// of 32, groups g and elements e: a factor stands outside the sums that do not need it, and `xd·xs` is the same
+    /// for all rows.
     pub fn linear_q8(&self, x: &QuantX<'g>) -> Tensor<'g> {
         let Format { block, group, offset, .. } = *self.format;
         let q = self.q();
@@ -453,14 +449,14 @@ impl<'g> Planes<'g> {
         let xd = x.d.reshape_last(1, &[1, nblocks, nb]);
         let xs = if group == 16 { x.s16 } else { x.s32 }.reshape_last(1, &[1, nblocks, nb, ng]);
 
-        let dot = total(w.cast(Scalar::I32) * xq.cast(Scalar::I32));
+        let dot = total(w.cast(I32) * xq.cast(I32));
         let dot = if offset == 0 { dot } else { dot + xs * offset }.cast(F32);
         let dot = self.part(Part::SubScale).map_or(dot, |sc| dot * weights(sc));
         let y = self.block_scale().unsqueeze(-3) * total(total(dot) * xd);
         let y = self.part(Part::Min).map_or(y, |dmin| {
-            let xs = xs.cast(F32);
-            let sum = self.part(Part::SubMin).map_or(xs, |m| xs * weights(m));
-            y - dmin.unsqueeze(-3) * total(total(sum) * xd)
+            let sums = xs.cast(F32) * xd.unsqueeze(-1);
+            let sums = self.part(Part::SubMin).map_or(sums, |m| sums * weights(m));
+            y - dmin.unsqueeze(-3) * total(total(sums))
         });
         total(y)
     }

@@ -291,9 +291,6 @@ impl<'g> Tensor<'g> {
     pub fn round(self) -> Tensor<'g> {
         self.unary(Unary::Round)
     }
-    pub fn not(self) -> Tensor<'g> {
-        self.unary(Unary::Not)
-    }
 
     // ---- reduction: the axis stays, with size 1
 
@@ -395,6 +392,13 @@ macro_rules! arithmetic { ($($t:ident $f:ident $op:ident),*) => { $(
 )* } }
 arithmetic!(Add add Add, Sub sub Sub, Mul mul Mul, Div div Div, Rem rem Mod, BitAnd bitand And, BitOr bitor Or,
     BitXor bitxor Xor, Shl shl Shl, Shr shr Shr);
+
+impl<'g> ops::Not for Tensor<'g> {
+    type Output = Tensor<'g>;
+    fn not(self) -> Tensor<'g> {
+        self.unary(Unary::Not)
+    }
+}
 
 impl<'g> ops::Neg for Tensor<'g> {
     type Output = Tensor<'g>;

@@ -1,7 +1,9 @@
 //! Every row of the table against the values, and the products, of `fixtures/quant`.
 
 use super::*;
+use crate::graph::{Ex, Op};
 use crate::interp::tensor::{Env, eval, eval1};
+use crate::scalar::{Binary, Fold};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -119,7 +121,8 @@ fn products_stay_within_their_bounds() {
         for layout in [Layout::Rows, Layout::Interleaved16] {
             let (g, mut env) = (Graph::new(), Env::default());
             let planes = loaded(&g, case, &[], ROWS, layout, &mut env);
-            let x = g.input("x", DType::F32, [4, COLS]);
+            let x = g.input("x", DType::F32, [g.symbol("tokens", (1, 8)), g.int(COLS)]);
+            env.symbols.insert("tokens".into(), 4);
             env.set_floats(x, &activations);
             let check = |y: Tensor, bound: f64| {
                 let y = eval1(y, &env).floats();
@@ -186,5 +189,33 @@ fn embedding_rows_are_gathered_by_token() {
         let got = eval1(planes.gather(ids).dequant(), &env).floats();
         let want = [&case.values[6 * 512..7 * 512], &case.values[512..2 * 512]].concat();
         assert_eq!(bits(&got), bits(&want), "{}", case.format.name);
+    }
+}
+
+/// Below the views: what a movement shows.
+fn shown(e: Ex) -> Ex {
+    match e.op() {
+        Op::Reshape | Op::Expand | Op::Permute(_) => shown(e.arg(0)),
+        _ => e,
+    }
+}
+
+/// The length of a sum of u8 times i8 in i32, if this is one: what the dot-4 instructions compute.
+fn byte_dot(e: Ex) -> Option<i64> {
+    let Op::Reduce(Fold::Sum, _) = e.op() else { return None };
+    let Op::Binary(Binary::Mul) = e.arg(0).op() else { return None };
+    let [a, b] = [0, 1].map(|i| shown(e.arg(0).arg(i)));
+    let casts = a.op() == Op::Cast && b.op() == Op::Cast && e.dtype() == DType::I32;
+    (casts && [a, b].map(|c| c.arg(0).dtype()) == [DType::U8, DType::I8]).then(|| Tensor(e.arg(0)).size(-1))
+}
+
+#[test]
+fn the_inner_sum_is_a_dot_product_of_bytes() {
+    for f in FORMATS.iter().filter(|f| f.is_quantised()) {
+        let g = Graph::new();
+        let (_, planes) = f.inputs(&g, "w", &[], 8, COLS, Layout::Rows);
+        let x = ops::quantize_i8(g.input("x", DType::F32, [2, COLS]));
+        let nodes = planes.linear_q8(&x).0.topo();
+        assert_eq!(nodes.into_iter().filter_map(byte_dot).collect::<Vec<_>>(), [f.group], "{}", f.name);
     }
 }
