@@ -1,8 +1,9 @@
 //! The weight formats of GGUF, one row each: from the file's blocks to planes, from planes to values and products.
 //!
-//! In: `raw`, the bytes of a matrix `[.., R, K]` as u8 `[.., R, K/block, bytes]`. At load [`Format::planes`] separates
-//! quants and scales and [`store`] lays them out for the target; later [`view`] shows the stored tensors as the logical
-//! planes again and [`Planes`] computes with those. All of it is tensor expressions; leading axes are carried along.
+//! In: `raw`, the bytes of a matrix `[.., R, K]` as u8 `[.., R, K/block, bytes]`. At load [`Format::load`] separates
+//! quants and scales into planes and lays them out for the target; from then on [`Format::inputs`] shows what is stored
+//! as the logical planes and [`Planes`] computes with those. All of it is tensor expressions; leading axes are carried
+//! along.
 //!
 //! Every quantised format is affine in a group: `value = scale[g] · (q + offset) − min[g]`, with an unsigned `q` that is
 //! stored in planes of 8, 4, 2 or 1 bits. In each 32 elements a plane of b bits keeps element `k = s·4b + i` in field
