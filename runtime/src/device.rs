@@ -7,7 +7,7 @@
 use crate::buffer::{Buffer, Slice};
 use crate::plan::Plan;
 use compiler::codegen::{Code, Target};
-use compiler::linear::{Count, Linear};
+use compiler::linear::Linear;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,8 +63,9 @@ impl Program {
     pub fn name(&self) -> &str {
         &self.0.linear.name
     }
-    pub fn grid(&self) -> &Count {
-        &self.0.linear.grid
+    /// Number of grid indices at these values of the program's own symbols.
+    pub fn grid(&self, symbols: &[i64]) -> u64 {
+        self.0.linear.grid.eval(symbols).max(0) as u64
     }
     /// The device's form of the code; an error where another device loaded it.
     pub fn code<T: Any>(&self) -> Result<&T, Error> {

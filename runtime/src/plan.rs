@@ -5,7 +5,6 @@
 
 use crate::buffer::Slice;
 use crate::device::{Error, Program};
-use compiler::linear::Count;
 
 pub struct Plan {
     symbols: Vec<String>,
@@ -74,13 +73,6 @@ impl Launch {
     pub fn symbols(&self, plan: &[i64]) -> impl Iterator<Item = i64> {
         self.symbols.iter().map(|&s| plan[s])
     }
-    /// Number of grid indices at these symbol values of the plan.
-    pub fn grid(&self, plan: &[i64]) -> u64 {
-        match self.program.grid() {
-            Count::Const(n) => (*n).max(0) as u64,
-            count => count.eval(&self.symbols(plan).collect::<Vec<_>>()).max(0) as u64,
-        }
-    }
     /// The latest earlier launch that must be over before this one starts: one writes what the other touches.
     pub fn after(&self) -> Option<usize> {
         self.after
@@ -100,7 +92,7 @@ mod tests {
     use super::*;
     use crate::buffer::{Buffer, Memory};
     use compiler::dtype::DType;
-    use compiler::linear::Linear;
+    use compiler::linear::{Count, Linear};
     use compiler::scalar::Binary;
 
     /// Reads its first buffer and writes its second.
@@ -145,8 +137,8 @@ mod tests {
         plan.push(&program(double, &["pos", "tokens"]), vec![at(&b, 0), at(&b, 4)]).unwrap();
         let launch = &plan.launches()[0];
         assert_eq!(launch.symbols(&[3, 70]).collect::<Vec<_>>(), [70, 3]);
-        assert_eq!(launch.grid(&[3, 70]), 6);
-        assert_eq!(launch.grid(&[-3, 70]), 0, "less than nothing is nothing");
+        assert_eq!(launch.program().grid(&[70, 3]), 6);
+        assert_eq!(launch.program().grid(&[70, -3]), 0, "less than nothing is nothing");
     }
 
     #[test]
