@@ -8,7 +8,7 @@ pub mod lower;
 mod memory;
 
 pub use fuse::program;
-pub use memory::{Arena, plan_memory};
+pub use memory::{Arena, buffer_bytes, plan_memory};
 
 use crate::graph::{Ex, Graph, Op, topo};
 
