@@ -7,7 +7,6 @@ use crate::codegen::{Caps, expand, linearize, vectorize};
 use crate::graph::{Ex, Graph};
 use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
-use crate::rewrite::rewrite;
 use crate::rules;
 use crate::schedule::{self, Kernel, Program};
 use crate::spec;
@@ -31,10 +30,6 @@ pub fn compile(kernel: &Kernel, opts: &[Opt], caps: &Caps) -> Result<Linear, Ill
 
 /// The last rewrites before expressions become instructions.
 fn finish<'g>(stores: &[Ex<'g>], caps: &Caps) -> Vec<Ex<'g>> {
-    let mut tables = vec![rules::index::INDEX_ALGEBRA, rules::strength::STRENGTH];
-    if !caps.transcendental {
-        tables.push(rules::transcendental::TRANSCENDENTAL);
-    }
-    let stores = rewrite(&tables, stores);
-    rewrite(&[rules::float::FUSE_FMA], &stores)
+    let _ = caps;
+    rules::simplify(stores)
 }

@@ -29,7 +29,7 @@ pub enum Form {
     Router(i64),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Case {
     pub form: Form,
     pub format: &'static Format,

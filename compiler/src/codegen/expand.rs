@@ -7,7 +7,7 @@
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
 use crate::kernel::{Illegal, Scheduled, byte_factors};
 use crate::rewrite::substitute;
-use crate::rules::index::{affine, simplify};
+use crate::rules::{simplify, sum::affine};
 use std::collections::HashMap;
 
 /// Most copies of one store or fold.

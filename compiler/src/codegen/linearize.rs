@@ -7,7 +7,7 @@
 use super::Caps;
 use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Id, Kind, Op, topo};
-use crate::kernel::{Axis, Illegal, Role, Scheduled};
+use crate::kernel::{Axis, Illegal, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
 use crate::scalar::{Binary, Fold};

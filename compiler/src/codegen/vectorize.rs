@@ -9,7 +9,7 @@ use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::kernel::{Illegal, byte_factors};
 use crate::rewrite::substitute;
-use crate::rules::index::{affine, simplify1};
+use crate::rules::{simplify1, sum::affine};
 use crate::scalar::Fold;
 use std::collections::HashMap;
 

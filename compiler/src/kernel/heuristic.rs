@@ -6,7 +6,7 @@
 use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
 use crate::graph::{Ex, Kind, Op, topo};
-use crate::rules::index::affine;
+use crate::rules::sum::affine;
 use crate::schedule::Kernel;
 
 /// Bytes to fetch ahead of a stream of weights; with huge pages this reaches the speed of a bare read loop.

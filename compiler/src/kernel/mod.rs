@@ -9,7 +9,7 @@ pub mod search;
 
 use crate::codegen::Caps;
 use crate::graph::{Ex, Id, Kind, Op, rebuild, topo};
-use crate::rules::index::{simplify, simplify1};
+use crate::rules::{simplify, simplify1};
 use crate::scalar::{Binary, Fold};
 use crate::schedule::{Kernel, Stage};
 use crate::shape::product;
@@ -113,7 +113,7 @@ impl Axis<'_> {
 }
 
 /// A kernel under a schedule.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Scheduled<'g> {
     pub kernel: Kernel<'g>,
     /// Rows first, then each stage's outputs and reductions, then the inner parts of splits in the order they were made.

@@ -57,12 +57,12 @@ fn threads(s: &Scheduled, o: Opt, caps: &Caps) -> bool {
 pub fn random(kernel: &Kernel, caps: &Caps, rng: &mut Rng, steps: usize, legal: impl Fn(&[Opt]) -> bool) -> Vec<Opt> {
     let mut s = Scheduled::new(kernel.clone());
     let mut opts = vec![];
-    for _ in 0..rng.below(steps as u64 + 1) {
+    for _ in 0..rng.below(steps + 1) {
         let choices = moves(&s, caps);
         if choices.is_empty() {
             break;
         }
-        let o = choices[rng.below(choices.len() as u64) as usize];
+        let o = *rng.choose(&choices);
         opts.push(o);
         if legal(&opts) {
             s.apply(o, caps).expect("moves apply");

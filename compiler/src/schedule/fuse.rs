@@ -12,7 +12,7 @@ use super::lower::{Lower, at_parts, flatten, reads};
 use super::{Kernel, Program, Stage};
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
-use crate::rules::index::{simplify, simplify1};
+use crate::rules::{simplify, simplify1};
 use crate::scalar::{Binary, Unary};
 use crate::shape::product;
 use crate::tensor::Tensor;
@@ -338,9 +338,11 @@ fn name(k: usize, group: &Group, items: &[Item]) -> String {
     let mut reduced = vec![];
     for e in topo(&last.roots()) {
         if let Op::Fold(_, n) = e.op() {
-            reduced.extend(e.args()[n as usize..].iter().copied().filter(|r| !reduced.contains(r)));
+            reduced.extend_from_slice(&e.args()[n as usize..]);
         }
     }
+    let mut seen = HashSet::new();
+    reduced.retain(|r| seen.insert(r.id));
     let outs = dims(last.axes.iter().copied().filter(|a| matches!(a.op(), Op::Range(..))).collect());
     match reduced.is_empty() {
         true => format!("k{k}_{outs}"),

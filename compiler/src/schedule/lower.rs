@@ -6,7 +6,7 @@
 
 use crate::dtype::{Bits, Scalar};
 use crate::graph::{Ex, Graph, Id, Kind, Op};
-use crate::rules::index::simplify1;
+use crate::rules::simplify1;
 use crate::scalar::Binary;
 use crate::shape;
 use std::collections::{HashMap, HashSet};

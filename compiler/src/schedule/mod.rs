@@ -21,7 +21,7 @@ pub struct Stage<'g> {
 }
 
 /// Stages that run one after the other for each row, and share local memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Kernel<'g> {
     pub g: &'g Graph,
     pub name: String,
@@ -48,7 +48,7 @@ pub fn buffers<'g>(stores: &[Ex<'g>]) -> Vec<(Ex<'g>, bool)> {
     found.into_iter().map(|b| (b, stores.iter().any(|s| s.arg(0) == b))).collect()
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Program<'g> {
     pub kernels: Vec<Kernel<'g>>,
     /// Memory of each requested tensor, in the order of the request.
