@@ -96,6 +96,7 @@ fn input(rng: &mut Rng, s: Scalar) -> Bits {
     match s {
         Scalar::F32 if rng.one_in(8) => Bits::float(-0.0),
         Scalar::F32 if !rng.one_in(4) => Bits::float(4.0 * rng.f32()),
+        Scalar::Bool => Bits::bool(rng.one_in(2)),
         _ if s.is_float() => Bits::float(rng.range(-16, 16) as f32 / 4.0),
         _ => Bits::int(s.wrap(rng.bits() as i64)),
     }
