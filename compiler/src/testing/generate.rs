@@ -4,11 +4,14 @@
 //! NaN; float sums add small integers only, because their order is the target's; `Exp2`, `Log2` and `Sin`, which no
 //! standard rounds, do not occur. Every thread writes its own part of a buffer.
 
+mod memory;
+
 use crate::codegen::Caps;
 use crate::dtype::{Bits, DType, Scalar};
-use crate::linear::{Count, Inst, Linear, Local, Mem, Op, Reg};
+use crate::linear::{Count, Inst, Linear, Local, Op, Reg};
 use crate::rng::Rng;
 use crate::scalar::{Binary, Fold, Unary};
+use std::collections::HashSet;
 
 /// Loops run at most this often; loops nest at most this deep.
 const MAX_ROUNDS: i64 = 4;
@@ -17,8 +20,9 @@ const MAX_DEPTH: usize = 2;
 /// Elements of a buffer that is only read: enough for a tile of 16 rows, and no power of two.
 const INPUT_LEN: i64 = 1200;
 
-/// A legal program of about `size` instructions for a target that can do `caps`, its buffers and symbol values.
-pub fn random_program(rng: &mut Rng, caps: &Caps, size: usize) -> (Linear, Vec<Vec<u8>>, Vec<i64>) {
+/// A legal program for a target that can do `caps`, its buffers and symbol values. A step is an instruction and those
+/// that make its operands.
+pub fn random_program(rng: &mut Rng, caps: &Caps, steps: usize) -> (Linear, Vec<Vec<u8>>, Vec<i64>) {
     let symbols: Vec<i64> = vec![rng.range(0, MAX_ROUNDS), rng.range(1, 3), rng.bits() as i64];
     let threads = 1 << rng.below(caps.max_threads.min(64).ilog2() as usize + 1);
     let grid = loop {
@@ -55,12 +59,13 @@ pub fn random_program(rng: &mut Rng, caps: &Caps, size: usize) -> (Linear, Vec<V
         own: Reg(0),
         rounds: vec![],
         diverged: false,
+        steps,
     };
     g.start();
-    while g.program.code.len() < size {
+    while g.steps > 0 {
         g.step();
     }
-    g.finish();
+    g.store_unused(0, 16);
 
     let (program, chunk) = (g.program, g.chunk);
     let part = blocks * threads as i64 * chunk;
@@ -86,11 +91,14 @@ fn random_count(rng: &mut Rng, nesting: usize) -> Count {
     }
 }
 
-/// What the read-only buffers hold: any integer; floats that are quarters in [-4, 4], so that bf16 sums are exact.
+/// What buffers hold at first: any integer; floats in [-4, 4], the narrow ones quarters so that tile products are exact.
 fn input(rng: &mut Rng, s: Scalar) -> Bits {
-    match s.is_float() {
-        true => Bits::float(rng.range(-16, 16) as f32 / 4.0),
-        false => Bits::int(s.wrap(rng.bits() as i64)),
+    match s {
+        Scalar::F32 if rng.one_in(8) => Bits::float(-0.0),
+        Scalar::F32 if !rng.one_in(4) => Bits::float(4.0 * rng.f32()),
+        Scalar::Bool => Bits::bool(rng.one_in(2)),
+        _ if s.is_float() => Bits::float(rng.range(-16, 16) as f32 / 4.0),
+        _ => Bits::int(s.wrap(rng.bits() as i64)),
     }
 }
 
@@ -115,6 +123,8 @@ struct Generator<'a> {
     rounds: Vec<Reg>,
     /// The threads of a block may be in different rounds here.
     diverged: bool,
+    /// Steps that are left to take.
+    steps: usize,
 }
 
 impl Generator<'_> {
@@ -129,37 +139,28 @@ impl Generator<'_> {
         for s in [0, 1, 2] {
             self.op(DType::I64, Op::Symbol(s), &[]);
         }
-        let per_thread = self.caps.vector_bytes as usize;
-        let len = per_thread * self.program.threads as usize;
         for s in self.scalars.clone() {
+            let part = self.caps.vector_bytes / s.bytes() as u16;
+            let local = Local { dtype: s.into(), len: part as usize * self.program.threads as usize };
             let used: usize = self.program.locals.iter().map(|l| l.len * l.dtype.bytes()).sum();
-            if self.rng.one_in(2) && used + len * s.bytes() <= self.caps.local_bytes {
-                self.program.locals.push(Local { dtype: s.into(), len });
-                let lanes = self.caps.vector_bytes / s.bytes() as u16;
-                for part in (0..per_thread).step_by(lanes as usize) {
-                    self.store_local(self.program.locals.len() as u32 - 1, part as i64, s.vec(lanes));
-                }
+            if self.rng.one_in(3) && used + local.len * s.bytes() <= self.caps.local_bytes {
+                self.program.locals.push(local);
+                self.store_local(self.program.locals.len() - 1, s.vec(part));
             }
         }
     }
 
-    /// Stores something in this thread's part of a local memory, from the part's element `at` on.
-    fn store_local(&mut self, local: u32, at: i64, t: DType) {
-        let thread = self.op(DType::I64, Op::Thread, &[]);
-        let size = self.int(DType::I64, self.caps.vector_bytes as i64);
-        let index = self.op(DType::I64, Op::Binary(Binary::Mul), &[thread, size]);
-        let value = self.pick(t);
-        self.program.code.push(Inst::Store { mem: Mem::Local(local), index, offset: at, value, gate: None });
-    }
-
-    /// Stores what the program's last instructions computed.
-    fn finish(&mut self) {
-        let last: Vec<Reg> = self.scope.iter().rev().take(12).copied().collect();
-        last.into_iter().for_each(|r| self.store(r));
+    /// Stores what was computed and not used, up to `most` values from `scope[from..]`, the latest first.
+    fn store_unused(&mut self, from: usize, most: usize) {
+        let used: HashSet<Reg> = self.program.code.iter().flat_map(Inst::uses).collect();
+        let unused = self.scope[from..].iter().rev().filter(|r| !used.contains(r));
+        let unused: Vec<Reg> = unused.take(most).copied().collect();
+        unused.into_iter().for_each(|r| self.store(r));
     }
 
     fn step(&mut self) {
-        match self.rng.below(32) {
+        self.steps = self.steps.saturating_sub(1);
+        match self.rng.below(33) {
             0..3 => self.unary(),
             3..10 => self.binary(),
             10 => self.fma(),
@@ -167,16 +168,17 @@ impl Generator<'_> {
             13..16 => self.cast(),
             16 => self.bitcast(),
             17..20 => self.shuffle(),
-            20 => self.fold(),
-            21 => self.dot4(),
-            22 => self.lookup(),
-            23..25 => self.load_input(),
-            25 => self.gather(),
-            26 => self.load_own(),
-            27 => self.use_local(),
-            28 => self.special(),
-            29..31 => {
-                let value = *self.rng.choose(&self.scope);
+            20..22 => self.fold(),
+            22 => self.dot4(),
+            23 => self.lookup(),
+            24..26 => self.load_input(),
+            26 => self.gather(),
+            27 => self.load_own(),
+            28 => self.use_local(),
+            29 => self.special(),
+            30..32 => {
+                let Some(t) = self.dtype(|_| true) else { return };
+                let value = self.pick(t);
                 self.store(value);
             }
             _ if self.rounds.len() < MAX_DEPTH => self.repeat(),
@@ -205,13 +207,13 @@ impl Generator<'_> {
         self.interval[r.0 as usize]
     }
 
+    /// A constant for the step's own use: not in scope.
     fn int(&mut self, t: DType, v: i64) -> Reg {
-        self.op(t, Op::Const(Bits::int(v)), &[])
+        self.program.op(t, Op::Const(Bits::int(v)), &[])
     }
 
     fn float(&mut self, lanes: u16, v: f32) -> Reg {
-        let r = self.program.op(DType::F32.with_lanes(lanes), Op::Const(Bits::float(v)), &[]);
-        self.defined(r, (v as f64, v as f64))
+        self.program.op(DType::F32.with_lanes(lanes), Op::Const(Bits::float(v)), &[])
     }
 
     fn constant(&mut self, t: DType) -> Reg {
@@ -224,7 +226,7 @@ impl Generator<'_> {
         let small = self.rng.range(-9, 9);
         let v = *self.rng.choose(&[lo, hi, small, small]);
         let v = if self.rng.one_in(4) { self.rng.range(lo, hi) } else { v };
-        self.int(t, t.scalar.wrap(v))
+        self.op(t, Op::Const(Bits::int(t.scalar.wrap(v))), &[])
     }
 
     /// A lane count that keeps `t` within the vector width.
@@ -237,43 +239,41 @@ impl Generator<'_> {
         t.lanes == 1 || t.bytes() <= self.caps.vector_bytes as usize
     }
 
-    /// A type that `takes`, if possible that of a register in scope.
+    /// A type that `takes` accepts: each scalar is as likely, and the lanes are often those of a known register.
     fn dtype(&mut self, takes: impl Fn(Scalar) -> bool) -> Option<DType> {
-        let known: Vec<DType> =
-            self.scope.iter().map(|r| self.program.dtype(*r)).filter(|t| takes(t.scalar)).collect();
-        if !known.is_empty() && !self.rng.one_in(5) {
-            return Some(*self.rng.choose(&known));
-        }
-        let scalars: Vec<Scalar> = self.scalars.iter().copied().filter(|s| takes(*s)).collect();
+        let all = self.scalars.iter().copied().filter(|s| *s != Scalar::Bool).chain([Scalar::Bool]);
+        let scalars: Vec<Scalar> = all.filter(|s| takes(*s)).collect();
         if scalars.is_empty() {
             return None;
         }
         let s = *self.rng.choose(&scalars);
-        Some(s.vec(self.lanes(s)))
+        let known: Vec<DType> =
+            self.scope.iter().map(|r| self.program.dtype(*r)).filter(|t| t.scalar == s).collect();
+        match known.is_empty() || self.rng.one_in(4) {
+            true => Some(s.vec(self.lanes(s))),
+            false => Some(*self.rng.choose(&known)),
+        }
     }
 
     fn known(&self, t: DType) -> Vec<Reg> {
         self.scope.iter().copied().filter(|r| self.program.dtype(*r) == t).collect()
     }
 
-    /// A register of type `t`; a new one if there is none.
+    /// A register of type `t`, rather a late one; a new one if there is none.
     fn pick(&mut self, t: DType) -> Reg {
         let known = self.known(t);
         if !known.is_empty() && !self.rng.one_in(8) {
-            return *self.rng.choose(&known);
+            return known[self.rng.below(known.len()).max(self.rng.below(known.len()))];
         }
+        let compared = DType::I32.with_lanes(t.lanes);
         match self.input(t.scalar) {
             Some(mem) if !self.rng.one_in(3) => self.load(t, mem, false),
+            None if t.scalar == Scalar::Bool && self.fits(compared) => {
+                let args = [self.pick(compared), self.pick(compared)];
+                self.op(t, Op::Binary(Binary::Lt), &args)
+            }
             _ => self.constant(t),
         }
-    }
-
-    fn input(&self, s: Scalar) -> Option<Mem> {
-        self.scalars.iter().position(|k| *k == s).map(|i| Mem::Global(2 * i as u32))
-    }
-
-    fn output(&self, s: Scalar) -> Option<Mem> {
-        self.scalars.iter().position(|k| *k == s).map(|i| Mem::Global(2 * i as u32 + 1))
     }
 
     /// `x` (f32), but a constant instead of what is outside [lo, hi].
@@ -285,8 +285,8 @@ impl Generator<'_> {
         let t = self.program.dtype(x);
         let flag = DType::BOOL.with_lanes(t.lanes);
         let (low, high) = (self.float(t.lanes, lo), self.float(t.lanes, hi));
-        let above = self.op(flag, Op::Binary(Binary::Le), &[low, x]);
-        let below = self.op(flag, Op::Binary(Binary::Le), &[x, high]);
+        let above = self.program.op(flag, Op::Binary(Binary::Le), &[low, x]);
+        let below = self.program.op(flag, Op::Binary(Binary::Le), &[x, high]);
         let inside = self.op(flag, Op::Binary(Binary::And), &[above, below]);
         let r = self.program.op(t, Op::Where, &[inside, x, low]);
         self.defined(r, (lo as f64, hi as f64))
@@ -374,13 +374,19 @@ impl Generator<'_> {
             to = from.scalar;
         }
         let mut a = self.pick(from);
-        let into_int = from.is_float() && to.is_int();
-        let (lo, hi) = to.int_range();
-        let (lo, hi) = (lo.max(-1_000_000) as f32, hi.min(1_000_000) as f32);
-        if into_int && from.scalar == Scalar::F32 {
-            a = self.tame(a, lo, hi);
-        } else if into_int && !(self.of(a).0 >= lo as f64 && self.of(a).1 <= hi as f64) {
-            return;
+        if from.is_float() && to.is_int() {
+            let (lo, hi) = to.int_range();
+            // Both bounds are exact in every float type.
+            let (lo, hi) = (lo.max(-1024) as f32, hi.min(1024) as f32);
+            a = match from.scalar {
+                Scalar::F32 => self.tame(a, lo, hi),
+                _ if !self.fits(DType::F32.with_lanes(from.lanes)) => return,
+                _ => {
+                    let wide = self.op(DType::F32.with_lanes(from.lanes), Op::Cast, &[a]);
+                    let wide = self.tame(wide, lo, hi);
+                    self.op(from, Op::Cast, &[wide])
+                }
+            };
         }
         let source = match from.scalar.int_range() {
             _ if from.is_float() => self.of(a),
@@ -485,197 +491,11 @@ impl Generator<'_> {
         self.op(out.vec(lanes), Op::Lookup(table), &[a]);
     }
 
-    // Memory.
-
-    fn load_input(&mut self) {
-        let s = *self.rng.choose(&self.scalars);
-        let t = s.vec(self.lanes(s));
-        let mem = self.input(s).expect("every scalar has a buffer");
-        let gated = self.rng.one_in(2);
-        self.load(t, mem, gated);
-    }
-
-    /// Reads somewhere in a buffer that is only read.
-    fn load(&mut self, t: DType, mem: Mem, gated: bool) -> Reg {
-        let last = INPUT_LEN - t.lanes as i64;
-        let offset = self.rng.range(0, 8);
-        let start = if gated && self.rng.one_in(3) {
-            // Across either end of the buffer, or far away.
-            let end = if self.rng.one_in(2) { last } else { -offset };
-            let end = self.int(DType::I64, end);
-            let by = *self.rng.choose(&self.known(DType::I64));
-            self.op(DType::I64, Op::Binary(Binary::Add), &[end, by])
-        } else {
-            self.below(DType::I64, last + 1 - offset)
-        };
-        let gate = gated.then(|| self.bounds(t, start, offset));
-        let dst = self.program.reg(t);
-        self.program.code.push(Inst::Load { dst, mem, index: start, offset, gate });
-        self.defined(dst, if t.is_float() { (-4.0, 4.0) } else { ANY })
-    }
-
-    /// Some value of type `t` in 0..n.
-    fn below(&mut self, t: DType, n: i64) -> Reg {
-        let known = self.known(t);
-        let any = if known.is_empty() { self.constant(t) } else { *self.rng.choose(&known) };
-        let n = self.int(t, n);
-        self.op(t, Op::Binary(Binary::Mod), &[any, n])
-    }
-
-    /// A gate that is closed for what is outside the buffer, for each lane where the vectors are wide enough.
-    fn bounds(&mut self, t: DType, start: Reg, offset: i64) -> Reg {
-        let lanes = DType::I64.with_lanes(t.lanes);
-        let each = self.fits(lanes) && self.rng.one_in(2);
-        let (zero, len) = (-offset, INPUT_LEN - offset);
-        let (index, of, end) = match each {
-            true => {
-                let steps = self.op(DType::I32.with_lanes(t.lanes), Op::Iota, &[]);
-                let steps = self.op(lanes, Op::Cast, &[steps]);
-                let all = self.op(lanes, Op::Spread, &[start]);
-                (self.op(lanes, Op::Binary(Binary::Add), &[all, steps]), lanes, len)
-            }
-            false => (start, DType::I64, len - t.lanes as i64 + 1),
-        };
-        let flag = DType::BOOL.with_lanes(of.lanes);
-        let (zero, end) = (self.int(of, zero), self.int(of, end));
-        let above = self.op(flag, Op::Binary(Binary::Le), &[zero, index]);
-        let below = self.op(flag, Op::Binary(Binary::Lt), &[index, end]);
-        self.op(flag, Op::Binary(Binary::And), &[above, below])
-    }
-
-    fn gather(&mut self) {
-        let s = *self.rng.choose(&self.scalars);
-        let lanes = self.lanes(Scalar::I32);
-        let t = s.vec(lanes);
-        if !self.fits(t) {
-            return;
-        }
-        let mem = self.input(s).expect("every scalar has a buffer");
-        let index = self.below(DType::I32.with_lanes(lanes), INPUT_LEN);
-        let gate = self.gate(lanes);
-        let dst = self.program.reg(t);
-        self.program.code.push(Inst::Gather { dst, mem, index, gate });
-        self.defined(dst, if t.is_float() { (-4.0, 4.0) } else { ANY });
-    }
-
-    /// None, a bool, or one for each lane.
-    fn gate(&mut self, lanes: u16) -> Option<Reg> {
-        match self.rng.below(4) {
-            0 => Some(self.pick(DType::BOOL)),
-            1 => Some(self.pick(DType::BOOL.with_lanes(lanes))),
-            _ => None,
-        }
-    }
-
-    /// Some place in the thread's own part of a buffer: the index and offset of `lanes` elements.
-    fn own_place(&mut self, lanes: u16) -> (Reg, i64) {
-        let free = self.chunk - MAX_ROUNDS * lanes as i64;
-        let offset = if free > 0 { self.rng.range(0, free) } else { 0 };
-        match self.rounds.last().copied() {
-            Some(round) if self.rng.one_in(2) => {
-                let step = self.int(DType::I64, lanes as i64);
-                let by = self.op(DType::I64, Op::Binary(Binary::Mul), &[round, step]);
-                (self.op(DType::I64, Op::Binary(Binary::Add), &[self.own, by]), offset)
-            }
-            _ if self.rng.one_in(3) => {
-                let far = self.int(DType::I64, 1 << 20);
-                (self.op(DType::I64, Op::Binary(Binary::Add), &[self.own, far]), offset - (1 << 20))
-            }
-            _ => (self.own, offset),
-        }
-    }
-
-    fn load_own(&mut self) {
-        let s = *self.rng.choose(&self.scalars);
-        let t = s.vec(self.lanes(s));
-        let (index, offset) = self.own_place(t.lanes);
-        let gate = self.gate(t.lanes);
-        let mem = self.output(s).expect("every scalar has a buffer");
-        let dst = self.program.reg(t);
-        self.program.code.push(Inst::Load { dst, mem, index, offset, gate });
-        self.defined(dst, ANY);
-    }
-
-    fn store(&mut self, value: Reg) {
-        let t = self.program.dtype(value);
-        let Some(mem) = self.output(t.scalar) else { return };
-        let (index, offset) = self.own_place(t.lanes);
-        let gate = self.gate(t.lanes);
-        self.program.code.push(Inst::Store { mem, index, offset, value, gate });
-    }
-
-    /// Writes to a local memory and reads from it: another thread's part too, once all have arrived.
-    fn use_local(&mut self) {
-        if self.program.locals.is_empty() || self.diverged {
-            return;
-        }
-        let which = self.rng.below(self.program.locals.len());
-        let Local { dtype, len } = self.program.locals[which];
-        let t = dtype.scalar.vec(self.lanes(dtype.scalar));
-        let at = self.rng.range(0, (self.caps.vector_bytes - t.lanes) as i64);
-        self.arrive();
-        self.store_local(which as u32, at, t);
-        self.arrive();
-        let index = self.below(DType::I64, len as i64 - t.lanes as i64 + 1);
-        let gate = self.gate(t.lanes);
-        let dst = self.program.reg(t);
-        self.program.code.push(Inst::Load { dst, mem: Mem::Local(which as u32), index, offset: 0, gate });
-        self.defined(dst, ANY);
-    }
-
-    fn arrive(&mut self) {
-        if self.program.threads > 1 || self.rng.one_in(4) {
-            self.program.code.push(Inst::Barrier);
-        }
-    }
-
-    fn special(&mut self) {
-        match self.rng.below(3) {
-            0 => {
-                let index = self.pick(DType::I64);
-                let mem = Mem::Global(self.rng.below(self.program.buffers.len()) as u32);
-                let offset = self.rng.range(-64, 64);
-                self.program.code.push(Inst::Prefetch { mem, index, offset });
-            }
-            1 if self.caps.tile => self.tile(),
-            _ if !self.diverged => {
-                let fold = *self.rng.choose(&Fold::ALL);
-                let Some(t) = self.dtype(|s| fold.binary().takes(s)) else { return };
-                let src = self.folded(fold, t);
-                let most = self.caps.lanes.min(self.program.threads);
-                let width = 1 << self.rng.below(most.ilog2() as usize + 1);
-                let dst = self.program.reg(t);
-                self.program.code.push(Inst::LaneReduce { dst, fold, src, width });
-                self.fold_result(dst, fold, src);
-            }
-            _ => {}
-        }
-    }
-
-    fn tile(&mut self) {
-        let (of, with, sum) = match self.rng.one_in(2) {
-            true => (Scalar::I8, Scalar::U8.vec(64), Scalar::I32.vec(16)),
-            false => (Scalar::BF16, Scalar::BF16.vec(32), Scalar::F32.vec(16)),
-        };
-        let (Some(mem), Some(columns)) = (self.input(of), self.input(with.scalar)) else { return };
-        let groups = 1 + self.rng.below(16) as i64;
-        let (row, stride) = (groups * 4 / of.bytes() as i64, self.rng.range(0, 70));
-        // Straight from the input, whose sums are exact.
-        let b = (0..groups).map(|_| self.load(with, columns, false)).collect();
-        let offset = self.rng.range(0, 8);
-        let index = self.below(DType::I64, INPUT_LEN - offset - 15 * stride - row + 1);
-        let dst: Vec<Reg> = (0..16).map(|_| self.program.reg(sum)).collect();
-        self.program.code.push(Inst::TileDot { dst: dst.clone(), mem, index, offset, stride, b });
-        dst.into_iter().for_each(|r| {
-            self.defined(r, ANY);
-        });
-    }
-
     fn repeat(&mut self) {
         let uniform = self.rng.one_in(2);
         let extent = match self.rng.below(3) {
             _ if !uniform => self.below(DType::I64, MAX_ROUNDS + 1),
-            0 => self.op(DType::I64, Op::Symbol(0), &[]),
+            0 => self.program.op(DType::I64, Op::Symbol(0), &[]),
             _ => {
                 let rounds = self.rng.range(0, MAX_ROUNDS);
                 self.int(DType::I64, rounds)
@@ -683,8 +503,8 @@ impl Generator<'_> {
         };
         let mut carried = vec![];
         for _ in 0..self.rng.below(4) {
-            let init = *self.rng.choose(&self.scope);
-            let phi = self.program.reg(self.program.dtype(init));
+            let Some(t) = self.dtype(|_| true) else { continue };
+            let (init, phi) = (self.pick(t), self.program.reg(t));
             carried.push((phi, init));
         }
         let phis: Vec<Reg> = carried.iter().map(|c| c.0).collect();
@@ -697,11 +517,10 @@ impl Generator<'_> {
         [var].iter().chain(&phis).for_each(|r| {
             self.defined(*r, ANY);
         });
-        for _ in 0..3 + self.rng.below(12) {
+        for _ in 0..(3 + self.rng.below(12)).min(self.steps) {
             self.step();
         }
-        let last = *self.scope.last().expect("the variable at least");
-        self.store(last);
+        self.store_unused(outside, 3);
         let next: Vec<Reg> = phis.iter().map(|r| self.pick(self.program.dtype(*r))).collect();
         self.rounds.pop();
         self.diverged = diverged;

@@ -56,17 +56,4 @@ pub fn difference(program: &Linear, want: &[Vec<u8>], got: &[Vec<u8>]) -> Option
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rng::Rng;
-
-    #[test]
-    fn random_programs_are_legal_and_defined() {
-        for seed in 0..300 {
-            for caps in [CPU, GPU] {
-                let (program, mut buffers, symbols) = random_program(&mut Rng::new(seed), &caps, 60);
-                interp::linear::run(&program, &mut buffers, &symbols);
-            }
-        }
-    }
-}
+mod tests;
