@@ -23,7 +23,7 @@ pub fn compile(kernel: &Kernel, opts: &[Opt], caps: &Caps) -> Result<Linear, Ill
     let stages = expand::expand(&scheduled)?;
     let stages = stages.iter().map(|s| vectorize::vectorize(s, caps)).collect::<Result<Vec<_>, _>>()?;
     let stages: Vec<Vec<Ex>> = stages.iter().map(|s| finish(s, caps)).collect();
-    let linear = linearize::linearize(&scheduled, &stages, caps)?;
+    let linear = linearize::linearize(&scheduled, &stages);
     spec::linear::verify(&linear);
     Ok(linear)
 }

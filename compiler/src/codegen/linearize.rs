@@ -4,17 +4,16 @@
 //! that fixes all ranges it depends on, so loop-invariant code leaves the loops by construction; folds over the same
 //! ranges at the same place share one loop.
 
-use super::Caps;
 use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Id, Kind, Op, topo};
-use crate::kernel::{Axis, Illegal, Scheduled};
+use crate::kernel::{Axis, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
 use crate::scalar::{Binary, Fold};
 use crate::schedule::buffers;
 use std::collections::HashMap;
 
-pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>], caps: &Caps) -> Result<Linear, Illegal> {
+pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
     let all: Vec<Ex> = stages.concat();
     let grid: Vec<Ex> = s.axes.iter().filter(|a| a.kind() == Kind::Grid).map(|a| a.range).collect();
     let mut symbols: Vec<Ex> = topo(&[all.clone(), grid.clone()].concat())
@@ -66,7 +65,6 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>], caps: &Caps) -> 
         folds: vec![],
         threads: Threads::default(),
         prefetch: s.prefetch,
-        caps: *caps,
     };
     l.out.threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1) as u32;
     l.grid(&grid_order);
@@ -74,11 +72,11 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>], caps: &Caps) -> 
         if i > 0 && l.out.threads > 1 {
             l.push(Inst::Barrier);
         }
-        l.stage(s, i, stores)?;
+        l.stage(s, i, stores);
     }
     let root = l.scopes.pop().expect("the root scope stays open");
     l.out.code = root.code;
-    Ok(l.out)
+    l.out
 }
 
 /// Axes of a stage that are spread over threads, the fastest first: lanes must be neighbours.
@@ -140,7 +138,6 @@ struct Linearizer<'g> {
     folds: Vec<Ex<'g>>,
     threads: Threads,
     prefetch: i64,
-    caps: Caps,
 }
 
 impl<'g> Linearizer<'g> {
@@ -183,7 +180,7 @@ impl<'g> Linearizer<'g> {
         }
     }
 
-    fn stage(&mut self, s: &Scheduled<'g>, number: usize, stores: &[Ex<'g>]) -> Result<(), Illegal> {
+    fn stage(&mut self, s: &Scheduled<'g>, number: usize, stores: &[Ex<'g>]) {
         let axes = thread_axes(s, number);
         self.threads.axes =
             axes.iter().map(|a| (a.range.id, a.extent().expect("thread axes are constant"), a.kind())).collect();
@@ -250,7 +247,6 @@ impl<'g> Linearizer<'g> {
         for _ in &loops {
             self.close(vec![]);
         }
-        Ok(())
     }
 
     /// Starts a loop; gives the registers of the carried values in it.

@@ -33,7 +33,12 @@ pub fn vectorize<'g>(stores: &[Ex<'g>], caps: &Caps) -> Result<Vec<Ex<'g>>, Ille
     for &s in stores {
         v.store(s, &mut out)?;
     }
-    Ok(out)
+    // The factors of a dot product were widened on the way to it; only what is left must fit a register.
+    let wide = |e: &Ex| e.dtype().lanes > 1 && e.dtype().bytes() > caps.vector_bytes as usize;
+    match topo(&out).into_iter().find(wide).filter(|_| caps.lanes == 1) {
+        Some(e) => refuse!("a vector of {} is too wide", e.dtype()),
+        None => Ok(out),
+    }
 }
 
 /// Which vector ranges a value varies over: bit i for `ranges[i]`.
@@ -59,13 +64,8 @@ impl<'g> Vectors<'g, '_> {
         self.members(m).map(|i| self.size(i)).product()
     }
 
-    fn typed(&self, t: DType, m: Mask) -> Result<DType, Illegal> {
-        let lanes = self.lanes(m);
-        let t = t.with_lanes(lanes as u16);
-        if lanes > 256 || self.caps.lanes == 1 && lanes > 1 && t.bytes() > self.caps.vector_bytes as usize {
-            refuse!("a vector of {t} is too wide");
-        }
-        Ok(t)
+    fn typed(&self, t: DType, m: Mask) -> DType {
+        t.with_lanes(self.lanes(m) as u16)
     }
 
     /// The value over more ranges.
@@ -76,10 +76,10 @@ impl<'g> Vectors<'g, '_> {
         // Index scalars become i32 when they enter lanes.
         let e = if from == 0 && e.dtype() == DType::INDEX { narrow(e) } else { e };
         if let Some(v) = e.as_bits() {
-            return Ok(self.g.constant(self.typed(e.dtype(), to)?, v));
+            return Ok(self.g.constant(self.typed(e.dtype(), to), v));
         }
         if from == 0 {
-            return Ok(self.g.make(Op::Spread, self.typed(e.dtype(), to)?, &[e]));
+            return Ok(self.g.make(Op::Spread, self.typed(e.dtype(), to), &[e]));
         }
         let missing = to & !from;
         let (mut e, mut have) = (e, from);
@@ -94,7 +94,7 @@ impl<'g> Vectors<'g, '_> {
             } else {
                 refuse!("a vector range between two others")
             };
-            e = self.g.make(op, self.typed(e.dtype(), have)?, &[e]);
+            e = self.g.make(op, self.typed(e.dtype(), have), &[e]);
         }
         Ok(e)
     }
@@ -117,14 +117,14 @@ impl<'g> Vectors<'g, '_> {
         match n.op {
             Op::Range(_, Kind::Vector) => {
                 let m = 1 << self.ranges.iter().position(|r| *r == e).expect("collected before");
-                Ok((g.make(Op::Lanes, self.typed(DType::I32, m)?, &[]), m))
+                Ok((g.make(Op::Lanes, self.typed(DType::I32, m), &[]), m))
             }
             Op::Load => self.load(e, &args),
             Op::Fold(fold, k) => self.fold(e, fold, k as usize, &args),
             Op::TileDot(_) => self.tile_dot(e, &args),
             Op::TileRow => {
                 let m = args[0].1;
-                Ok((g.make(Op::TileRow, self.typed(n.dtype, m)?, &[args[0].0, args[1].0]), m))
+                Ok((g.make(Op::TileRow, self.typed(n.dtype, m), &[args[0].0, args[1].0]), m))
             }
             _ if union == 0 => {
                 let new: Vec<_> = args.iter().map(|a| a.0).collect();
@@ -136,7 +136,7 @@ impl<'g> Vectors<'g, '_> {
                 if n.op == Op::Cast && new[0].dtype().scalar == t.scalar {
                     return Ok((new[0], union));
                 }
-                Ok((g.make(n.op, self.typed(t, union)?, &new), union))
+                Ok((g.make(n.op, self.typed(t, union), &new), union))
             }
             op => refuse!("{op:?} cannot be vectorised"),
         }
@@ -163,13 +163,13 @@ impl<'g> Vectors<'g, '_> {
         if let Some((base, m)) = self.consecutive(e.arg(1)).filter(|(_, m)| gates & !m == 0) {
             let gate = gate.map(|x| if x.1 == 0 { Ok(x.0) } else { self.lift(x, m) }).transpose()?;
             let args: Vec<Ex> = [e.arg(0), base].into_iter().chain(gate).collect();
-            return Ok((g.make(Op::Load, self.typed(e.dtype(), m)?, &args), m));
+            return Ok((g.make(Op::Load, self.typed(e.dtype(), m), &args), m));
         }
         let m = args[1].1 | gates;
         let index = self.lift(args[1], m)?;
         let gate = gate.map(|x| self.lift(x, m)).transpose()?;
         let args: Vec<Ex> = [e.arg(0), index].into_iter().chain(gate).collect();
-        Ok((g.make(Op::LoadLanes, self.typed(e.dtype(), m)?, &args), m))
+        Ok((g.make(Op::LoadLanes, self.typed(e.dtype(), m), &args), m))
     }
 
     fn fold(
@@ -188,7 +188,7 @@ impl<'g> Vectors<'g, '_> {
         let rest = all & !reduced;
         if reduced == 0 {
             let bodies = args[..k].iter().map(|&b| self.lift(b, rest)).collect::<Result<Vec<_>, _>>()?;
-            return Ok((self.folded(e, fold, bodies, loops, rest)?, rest));
+            return Ok((self.folded(e, fold, bodies, loops, rest), rest));
         }
         if fold == Fold::Sum
             && self.lanes(reduced) == 4
@@ -196,19 +196,19 @@ impl<'g> Vectors<'g, '_> {
             && let Some(factors) = e.args()[..k].iter().map(|b| byte_factors(*b)).collect::<Option<Vec<_>>>()
             && self.caps.dot4
         {
-            let zero = g.constant(self.typed(DType::I32, rest)?, Bits::int(0));
+            let zero = g.constant(self.typed(DType::I32, rest), Bits::int(0));
             let mut bodies = vec![];
             for (a, b) in factors {
                 let (a, b) = (self.lift(self.memo[&a.id], all)?, self.lift(self.memo[&b.id], all)?);
-                bodies.push(g.make(Op::Dot4, self.typed(DType::I32, rest)?, &[zero, a, b]));
+                bodies.push(g.make(Op::Dot4, self.typed(DType::I32, rest), &[zero, a, b]));
             }
-            return Ok((self.folded(e, fold, bodies, loops, rest)?, rest));
+            return Ok((self.folded(e, fold, bodies, loops, rest), rest));
         }
         if rest != 0 {
             refuse!("a vector range is reduced while another is not");
         }
         let bodies = args[..k].iter().map(|&b| self.lift(b, all)).collect::<Result<Vec<_>, _>>()?;
-        let partial = self.folded(e, fold, bodies, loops, all)?;
+        let partial = self.folded(e, fold, bodies, loops, all);
         Ok((g.make(Op::LaneFold(fold), e.dtype(), &[partial]), 0))
     }
 
@@ -220,17 +220,17 @@ impl<'g> Vectors<'g, '_> {
         bodies: Vec<Ex<'g>>,
         loops: Vec<Ex<'g>>,
         m: Mask,
-    ) -> Result<Ex<'g>, Illegal> {
-        let (g, t) = (self.g, self.typed(e.dtype(), m)?);
+    ) -> Ex<'g> {
+        let (g, t) = (self.g, self.typed(e.dtype(), m));
         if !loops.is_empty() {
             let n = bodies.len() as u32;
-            return Ok(g.make(Op::Fold(fold, n), t, &[bodies, loops].concat()));
+            return g.make(Op::Fold(fold, n), t, &[bodies, loops].concat());
         }
         let join = |acc: Ex<'g>, b: Ex<'g>| match b.op() {
             Op::Dot4 => g.make(Op::Dot4, t, &[acc, b.arg(1), b.arg(2)]),
             _ => g.make(Op::Binary(fold.binary()), t, &[acc, b]),
         };
-        Ok(bodies.into_iter().reduce(join).expect("a fold has a body"))
+        bodies.into_iter().reduce(join).expect("a fold has a body")
     }
 
     fn tile_dot(&mut self, e: Ex<'g>, args: &[(Ex<'g>, Mask)]) -> Result<(Ex<'g>, Mask), Illegal> {
@@ -243,7 +243,7 @@ impl<'g> Vectors<'g, '_> {
         for &b in &args[2..] {
             parts.push(self.lift(b, all)?);
         }
-        Ok((self.g.make(e.op(), self.typed(e.dtype(), columns)?, &parts), columns))
+        Ok((self.g.make(e.op(), self.typed(e.dtype(), columns), &parts), columns))
     }
 
     fn store(&mut self, s: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<(), Illegal> {

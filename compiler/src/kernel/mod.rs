@@ -122,6 +122,8 @@ pub struct Scheduled<'g> {
     pub prefetch: i64,
     /// The 16-wide output range that a tile instruction covers.
     pub tile: Option<Ex<'g>>,
+    /// The inner ranges of dot products: lanes, but consumed by the instruction.
+    fours: Vec<Ex<'g>>,
 }
 
 /// Why an option cannot be applied.
@@ -162,7 +164,7 @@ impl<'g> Scheduled<'g> {
             axes.extend(stage.outs.iter().map(|&range| Axis { range, role: Role::Out(s) }));
             axes.extend(reductions(stage.store).into_iter().map(|range| Axis { range, role: Role::Reduce(s) }));
         }
-        Scheduled { kernel, axes, prefetch: 0, tile: None }
+        Scheduled { kernel, axes, prefetch: 0, tile: None, fours: vec![] }
     }
 
     pub fn apply_all(mut self, opts: &[Opt], caps: &Caps) -> Result<Scheduled<'g>, Illegal> {
@@ -212,7 +214,7 @@ impl<'g> Scheduled<'g> {
             Action::Unroll if n > 64 => refuse!("{opt}: too many copies"),
             Action::Unroll => self.split(opt.axis as usize, n, Kind::Unroll, false),
             Action::Vector if !(n as u64).is_power_of_two() || n > 64 => refuse!("{opt}: not a vector width"),
-            Action::Vector if self.axes.iter().any(|a| a.kind() == Kind::Vector && overlap(a.role, axis.role)) => {
+            Action::Vector if self.axes.iter().any(|a| self.is_vector(a) && overlap(a.role, axis.role)) => {
                 refuse!("{opt}: the stage has a vector axis")
             }
             Action::Vector => self.split(opt.axis as usize, n, Kind::Vector, false),
@@ -224,7 +226,10 @@ impl<'g> Scheduled<'g> {
                 if !consumers(&stores, axis.range).iter().all(|f| is_byte_product(*f)) {
                     refuse!("{opt}: the reduction is no sum of u8·i8 products");
                 }
-                self.split(opt.axis as usize, 4, Kind::Vector, false)
+                self.split(opt.axis as usize, 4, Kind::Vector, false);
+                let whole = self.axes[opt.axis as usize];
+                let inner = if whole.kind() == Kind::Vector { whole } else { *self.axes.last().unwrap() };
+                self.fours.push(inner.range);
             }
             Action::Tile => {
                 if !caps.tile || reduce || n != 16 || self.tile.is_some() {
@@ -252,6 +257,10 @@ impl<'g> Scheduled<'g> {
     /// Axes of a stage: the rows, its outputs and its reductions.
     pub fn of_stage(&self, s: usize) -> impl Iterator<Item = (usize, &Axis<'g>)> {
         self.axes.iter().enumerate().filter(move |(_, a)| overlap(a.role, Role::Out(s)))
+    }
+
+    fn is_vector(&self, a: &Axis) -> bool {
+        a.kind() == Kind::Vector && !self.fours.contains(&a.range)
     }
 
     /// Threads that a stage uses.
@@ -392,6 +401,7 @@ impl<'g> Scheduled<'g> {
             axes: self.axes.iter().map(|a| Axis { range: new(a.range), role: a.role }).collect(),
             prefetch: self.prefetch,
             tile: self.tile.map(new),
+            fours: self.fours.iter().map(|&r| new(r)).collect(),
         }
     }
 }
