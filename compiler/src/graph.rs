@@ -163,6 +163,7 @@ pub struct Graph {
     symbols: RefCell<Vec<Symbol>>,
     buffers: RefCell<Vec<BufferInfo>>,
     bounds: RefCell<HashMap<Id, (i64, i64)>>,
+    deepest: RefCell<HashMap<Id, i64>>,
     ranges: RefCell<u32>,
 }
 
@@ -177,6 +178,7 @@ impl Default for Graph {
             symbols: RefCell::default(),
             buffers: RefCell::default(),
             bounds: RefCell::default(),
+            deepest: RefCell::default(),
             ranges: RefCell::default(),
         }
     }
@@ -452,6 +454,17 @@ impl<'g> Ex<'g> {
             },
             _ => whole,
         }
+    }
+
+    /// The largest number of a range in this expression, -1 without any: ranges are numbered from the outside in.
+    pub fn deepest(self) -> i64 {
+        if let Some(&d) = self.g.deepest.borrow().get(&self.id) {
+            return d;
+        }
+        let own = if let Op::Range(n, _) = self.op() { n as i64 } else { -1 };
+        let d = self.args().iter().map(|a| a.deepest()).fold(own, i64::max);
+        self.g.deepest.borrow_mut().insert(self.id, d);
+        d
     }
 
     /// Every node below this one, arguments first, each once.
