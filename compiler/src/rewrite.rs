@@ -108,7 +108,7 @@ macro_rules! rules {
     }};
     (@sample $g:expr, $rng:expr, $of:expr, $t:expr, ($op:ident $a:tt $b:tt)) => {{
         let op = $crate::scalar::Binary::$op;
-        let t = if op.is_compare() { $crate::rules::sample::compared($of, $rng) } else { $t };
+        let t = if op.is_compare() { $crate::rules::sample::compared(op, $of, $rng) } else { $t };
         let a = $crate::rewrite::rules!(@sample $g, $rng, t, t, $a);
         let b = $crate::rewrite::rules!(@sample $g, $rng, t, t, $b);
         a.binary(op, b)
@@ -122,7 +122,7 @@ macro_rules! rules {
     }};
     (@sample $g:expr, $rng:expr, $of:expr, $t:expr, (Load $m:tt $i:tt $c:tt)) => {{
         let memory = $crate::rules::sample::memory($g, $t);
-        let index = $crate::rules::sample::leaf($g, $rng, $crate::dtype::DType::INDEX);
+        let index = $crate::rules::sample::index($g, $rng, 1);
         let gate = $crate::rewrite::rules!(@sample $g, $rng, $of, $crate::dtype::DType::BOOL, $c);
         $g.make($crate::graph::Op::Load, $t, &[memory, index, gate])
     }};

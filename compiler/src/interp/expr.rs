@@ -78,7 +78,9 @@ impl<'a, 'e> Evaluation<'a, 'e> {
         let (args, lanes) = (e.args(), n.dtype.lanes as usize);
         match n.op {
             Op::Load | Op::LoadLanes => return self.load(e, &args),
-            Op::Fold(fold, bodies) => return self.fold(e, fold, &args[..bodies as usize], &args[bodies as usize..]),
+            Op::Fold(fold, bodies) => {
+                return self.fold(e, fold, &args[..bodies as usize], &args[bodies as usize..]);
+            }
             Op::Range(i, _) => {
                 let v = self.env.ranges.get(&e.id).unwrap_or_else(|| panic!("range {i} has no value"));
                 return vec![Bits::int(*v)];
@@ -92,7 +94,11 @@ impl<'a, 'e> Evaluation<'a, 'e> {
             Op::Const(v) => vec![v; lanes],
             Op::Symbol(i) => {
                 let s = &e.g.symbols()[i as usize];
-                let v = *self.env.symbols.get(&s.name).unwrap_or_else(|| panic!("symbol {} has no value", s.name));
+                let v = *self
+                    .env
+                    .symbols
+                    .get(&s.name)
+                    .unwrap_or_else(|| panic!("symbol {} has no value", s.name));
                 assert!(s.bounds.0 <= v && v <= s.bounds.1, "{} = {v} is outside {:?}", s.name, s.bounds);
                 vec![Bits::int(v)]
             }
@@ -213,6 +219,9 @@ mod tests {
         let ints = |e, env: &mut Env| eval(e, env).iter().map(|b| b.as_int()).collect::<Vec<_>>();
         assert_eq!(ints(v + 1, &mut env), [5, 10, 17, 26]);
         assert_eq!(ints(g.make(Op::LaneFold(Fold::Max), DType::I32, &[v]), &mut env), [25]);
-        assert_eq!(ints(g.make(Op::Spread, Scalar::I32.vec(8), &[v]), &mut env), [4, 4, 9, 9, 16, 16, 25, 25]);
+        assert_eq!(
+            ints(g.make(Op::Spread, Scalar::I32.vec(8), &[v]), &mut env),
+            [4, 4, 9, 9, 16, 16, 25, 25]
+        );
     }
 }

@@ -67,7 +67,8 @@ fn evaluate(a: Ex, b: Ex, rng: &mut Rng) -> (Vec<Bits>, Vec<Bits>) {
 fn value(s: Scalar, rng: &mut Rng) -> Bits {
     match (s.is_float(), rng.below(4)) {
         (true, 0) => {
-            Bits::float(*rng.choose(&[0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX]))
+            let special = [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX];
+            Bits::float(s.round(*rng.choose(&special)))
         }
         (true, _) => Bits::float(s.round(rng.normal() * 100.0)),
         (false, 0) => Bits::int(s.wrap(*rng.choose(&[i64::MIN, i64::MAX, s.int_range().0, s.int_range().1]))),

@@ -5,15 +5,17 @@
 use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Graph, Kind, Op};
 use crate::rng::Rng;
+use crate::scalar::Binary;
 
 pub fn dtype(of: &[Scalar], rng: &mut Rng) -> DType {
     rng.choose(of).vec(if rng.one_in(4) { 4 } else { 1 })
 }
 
 /// What a comparison in the place of a `t` may compare.
-pub fn compared(t: DType, rng: &mut Rng) -> DType {
-    const NUMBERS: [Scalar; 4] = [Scalar::I64, Scalar::I32, Scalar::U8, Scalar::F32];
-    if t.scalar == Scalar::Bool { rng.choose(&NUMBERS).vec(t.lanes) } else { t }
+pub fn compared(op: Binary, t: DType, rng: &mut Rng) -> DType {
+    const SOME: [Scalar; 5] = [Scalar::Bool, Scalar::I64, Scalar::I32, Scalar::U8, Scalar::F32];
+    let types: Vec<Scalar> = SOME.into_iter().filter(|&s| op.takes(s)).collect();
+    if t.scalar == Scalar::Bool { rng.choose(&types).vec(t.lanes) } else { t }
 }
 
 pub fn cast_from(t: DType, rng: &mut Rng) -> DType {
@@ -22,11 +24,12 @@ pub fn cast_from(t: DType, rng: &mut Rng) -> DType {
 
 pub fn constant<'g>(g: &'g Graph, rng: &mut Rng, t: DType) -> Ex<'g> {
     if t.is_float() {
-        return g.constant(t, Bits::float(*rng.choose(&[0.0, -0.0, 1.0, -1.0, 2.0, 0.25, 3.5, f32::INFINITY])));
+        return g
+            .constant(t, Bits::float(*rng.choose(&[0.0, -0.0, 1.0, -1.0, 2.0, 0.25, 3.5, f32::INFINITY])));
     }
     let v = match rng.below(8) {
         0 => rng.bits() as i64,
-        1 => (1i64 << rng.below(t.scalar.bits() as usize)) - rng.range(0, 1),
+        1 => (1i64 << rng.below(t.scalar.bits() as usize)).wrapping_sub(rng.range(0, 1)),
         2 => -rng.range(1, 4),
         _ => rng.range(0, 12),
     };
@@ -38,11 +41,16 @@ pub fn memory(g: &Graph, t: DType) -> Ex<'_> {
     g.make(Op::Local(0), t.with_lanes(1), &[g.int(64)])
 }
 
-/// An operand about which nothing is known but its type, or an index expression.
+/// An operand: of unknown value, a constant, an index expression, or something computed in a narrow type.
 pub fn leaf<'g>(g: &'g Graph, rng: &mut Rng, t: DType) -> Ex<'g> {
-    match rng.below(4) {
-        0 if t.scalar == Scalar::I64 => unknown(g, rng, t),
-        _ if t == DType::INDEX => {
+    match rng.below(8) {
+        0 => constant(g, rng, t),
+        1 | 2 if t.scalar.is_int() && t.lanes == 1 => {
+            let op =
+                *rng.choose(&[Binary::Add, Binary::Sub, Binary::Mul, Binary::Min, Binary::Div, Binary::Mod]);
+            variable(g, rng).cast(t.scalar).binary(op, variable(g, rng).cast(t.scalar))
+        }
+        3.. if t == DType::INDEX => {
             let depth = rng.below(3);
             index(g, rng, depth)
         }

@@ -17,7 +17,8 @@ pub struct Sum<'g> {
 
 /// Whether an expression's value is that of its sum in unbounded integers: nothing wraps on the way.
 pub fn exact(e: Ex) -> bool {
-    let arithmetic = matches!(e.op(), Op::Binary(Binary::Add | Binary::Sub | Binary::Mul) | Op::Unary(Unary::Neg));
+    let arithmetic =
+        matches!(e.op(), Op::Binary(Binary::Add | Binary::Sub | Binary::Mul) | Op::Unary(Unary::Neg));
     !arithmetic || e.bounds() != (i64::MIN, i64::MAX)
 }
 
@@ -191,7 +192,8 @@ impl<'g> Sum<'g> {
 
 /// `x / c`, with one division if `x` is a quotient itself.
 fn flat_quotient(x: Ex, c: i64) -> Ex {
-    let inner = (x.op() == Op::Binary(Binary::Div)).then(|| x.arg(1).as_int().filter(|&a| a > 0 && c > 0)).flatten();
+    let inner =
+        (x.op() == Op::Binary(Binary::Div)).then(|| x.arg(1).as_int().filter(|&a| a > 0 && c > 0)).flatten();
     match inner.and_then(|a| a.checked_mul(c)) {
         Some(both) => x.arg(0) / both,
         None => x / c,
@@ -217,18 +219,29 @@ impl<'g> Product<'g> {
             }
         }
         if product.factors.len() > 1 {
-            for factor in &mut product.factors {
-                let content = content(*factor);
-                if content > 1 && exact(*factor) {
-                    let sum = Sum::of(*factor);
-                    let terms = sum.terms.iter().map(|&(t, k)| (t, k / content)).collect();
-                    *factor = Sum { terms, constant: sum.constant / content }.build(*factor);
-                    product.coefficient = product.coefficient.wrapping_mul(content);
-                }
-            }
+            product.extract_content();
         }
         product.factors.sort_by_key(|&f| rank(f));
         product
+    }
+
+    /// Like [`Product::of`], but even a lone sum gives up its common divisor.
+    pub fn primitive(e: Ex<'g>) -> Product<'g> {
+        let mut product = Product::of(e);
+        product.extract_content();
+        product
+    }
+
+    fn extract_content(&mut self) {
+        for factor in &mut self.factors {
+            let content = content(*factor);
+            if content > 1 && exact(*factor) {
+                let sum = Sum::of(*factor);
+                let terms = sum.terms.iter().map(|&(t, k)| (t, k / content)).collect();
+                *factor = Sum { terms, constant: sum.constant / content }.build(*factor);
+                self.coefficient = self.coefficient.wrapping_mul(content);
+            }
+        }
     }
 
     /// The product without its coefficient, of `like`'s type.
@@ -284,7 +297,6 @@ pub fn gcd(a: i64, b: i64) -> i64 {
     }
     i64::try_from(a).unwrap_or(1)
 }
-
 /// `index = base + Σ strides[i]·ranges[i]`, if it is of this form with constant strides.
 pub fn affine<'g>(index: Ex<'g>, ranges: &[Ex<'g>]) -> Option<(Ex<'g>, Vec<i64>)> {
     let mut base = Sum::of(index);
