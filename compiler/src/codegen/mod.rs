@@ -3,6 +3,7 @@
 pub mod expand;
 pub mod linearize;
 pub mod vectorize;
+pub mod x86;
 
 use crate::linear::Linear;
 
