@@ -17,7 +17,9 @@ impl Lower<'_> {
         let from = Arg::Use(v, Size::int(s.bytes()));
         match s {
             Scalar::I8 | Scalar::I16 => self.int_def(M::Movsx, Size::B8, &[from]),
-            Scalar::U8 | Scalar::U16 | Scalar::F16 | Scalar::BF16 => self.int_def(M::Movzx, Size::B4, &[from]),
+            Scalar::U8 | Scalar::U16 | Scalar::F16 | Scalar::BF16 => {
+                self.int_def(M::Movzx, Size::B4, &[from])
+            }
             Scalar::I32 => self.int_def(M::Movsxd, Size::B8, &[from]),
             Scalar::U32 => self.int_def(M::Mov, Size::B4, &[from]),
             Scalar::Bool => self.test(v),
@@ -54,7 +56,13 @@ impl Lower<'_> {
         }
     }
 
-    pub fn scalar_binary(&mut self, op: Binary, s: Scalar, args: &[Reg], memory: Option<(usize, Address)>) -> VReg {
+    pub fn scalar_binary(
+        &mut self,
+        op: Binary,
+        s: Scalar,
+        args: &[Reg],
+        memory: Option<(usize, Address)>,
+    ) -> VReg {
         if s == Scalar::F32 {
             return self.float_binary(op, args, memory);
         }
