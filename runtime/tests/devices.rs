@@ -8,7 +8,7 @@ use runtime::interp::InterpDevice;
 use runtime::plan::Plan;
 
 fn devices() -> Vec<Box<dyn Device>> {
-    vec![Box::new(InterpDevice)]
+    vec![Box::new(InterpDevice::default())]
 }
 
 /// `out[g] = 2·in[g] + k` for g below n.
