@@ -12,7 +12,7 @@ use std::collections::HashMap;
 pub fn sound_and_alive(table: &[Rule]) {
     for rule in table {
         let mut fired = 0;
-        for seed in 0..1500 {
+        for seed in 0..800 {
             let (g, mut rng) = (Graph::new(), Rng::new(seed));
             let before = (rule.sample)(&g, &mut rng);
             if before.op() != rule.head {

@@ -4,7 +4,7 @@
 //! accuracy after rounding. They rely on `Fma` rounding once.
 
 use super::float::{fma, real};
-use crate::dtype::{Bits, Scalar};
+use crate::dtype::Scalar;
 use crate::graph::{Ex, Op};
 use crate::rewrite::rules;
 use crate::scalar::{Binary, Unary};
@@ -18,23 +18,24 @@ rules! { pub TRANSCENDENTAL for F32:
 }
 
 /// (2^f - 1) / f on 0..1
-const EXP2: [f32; 6] = [0.693147063, 0.240229145, 0.0554857105, 0.00967503525, 0.00124684395, 0.000216229935];
+const EXP2: [f32; 6] =
+    [0.693_147_06, 0.240_229_14, 0.055_485_71, 0.009_675_035, 0.001_246_844, 0.000_216_229_94];
 
 /// log2(1 + t) / t on √½-1 .. √2-1
 const LOG2: [f32; 9] = [
-    1.44269502,
-    -0.721347392,
-    0.480907261,
-    -0.360699087,
-    0.287991822,
-    -0.239061892,
-    0.215220854,
-    -0.206413925,
-    0.126017183,
+    std::f32::consts::LOG2_E,
+    -0.721_347_4,
+    0.480_907_26,
+    -0.360_699_1,
+    0.287_991_82,
+    -0.239_061_89,
+    0.215_220_85,
+    -0.206_413_92,
+    0.126_017_18,
 ];
 
 /// (sin r - r) / r³ of r² on 0..(π/2)²
-const SIN: [f32; 4] = [-0.166666567, 0.00833300874, -0.000198060501, 2.59904573e-6];
+const SIN: [f32; 4] = [-0.166_666_57, 0.008_333_009, -0.000_198_060_5, 2.599_045_7e-6];
 
 /// Within 2 ulp. Results below the smallest normal number are 0; NaN gives an unspecified number.
 pub fn exp2(x: Ex) -> Ex {
@@ -89,6 +90,7 @@ fn bitcast(x: Ex<'_>, to: Scalar) -> Ex<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::Bits;
     use crate::graph::Graph;
     use crate::interp::expr::{Env, eval};
     use crate::rewrite::rewrite;
