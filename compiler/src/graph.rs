@@ -102,8 +102,8 @@ pub enum Op {
     Range(u32, Kind),
     /// `[body.., range..]`: this many bodies folded over the ranges.
     Fold(Fold, u32),
-    /// `[tensor, index..]`: one element of a tensor that is kept in memory.
-    At,
+    /// `[index.., gate?]`: one element of this tensor, which is kept in memory.
+    At(Id),
     /// `[memory, index, gate?]`: consecutive elements; 0 where the gate is false.
     Load,
     /// `[memory, index, value, gate?]`
@@ -112,6 +112,7 @@ pub enum Op {
     Local(u32),
 
     // scheduled: vectors and tensor instructions, as in `linear::Op`
+    /// 0, 1, 2, .. in the lanes.
     Lanes,
     Spread,
     Repeat,
@@ -122,10 +123,10 @@ pub enum Op {
     Dot4,
     /// Like `Load`, but lane l comes from element `index[l]`.
     LoadLanes,
-    /// `[memory, index, stride, b..]`: all 16 rows of [`crate::linear::Inst::TileDot`], row m at lanes 16m..16m+16.
-    TileDot,
-    /// Lanes 16m..16m+16.
-    TileRow(u16),
+    /// `[memory, index, b..]`: all rows of [`crate::linear::Inst::TileDot`] with this stride.
+    TileDot(i64),
+    /// `[tile, m]`: row m.
+    TileRow,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -494,6 +495,16 @@ pub fn topo<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
         }
     }
     out
+}
+
+/// Rebuilds what is below the roots, arguments first: `f` gets each old node and its new arguments.
+pub fn rebuild<'g>(roots: &[Ex<'g>], mut f: impl FnMut(Ex<'g>, Vec<Ex<'g>>) -> Ex<'g>) -> Vec<Ex<'g>> {
+    let mut new: HashMap<Id, Ex<'g>> = HashMap::new();
+    for e in topo(roots) {
+        let args = e.args().iter().map(|a| new[&a.id]).collect();
+        new.insert(e.id, f(e, args));
+    }
+    roots.iter().map(|r| new[&r.id]).collect()
 }
 
 /// What may stand beside an [`Ex`] in arithmetic: another one, or a constant of its type.

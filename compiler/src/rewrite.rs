@@ -207,7 +207,7 @@ fn named(n: &Node) -> usize {
     match n.op {
         Op::Range(..) => usize::MAX,
         _ if n.shape != List::EMPTY => usize::MAX,
-        Op::Load | Op::Store | Op::LoadLanes | Op::TileDot => 1,
+        Op::Load | Op::Store | Op::LoadLanes | Op::TileDot(_) => 1,
         _ => 0,
     }
 }

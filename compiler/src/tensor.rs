@@ -72,6 +72,14 @@ impl<'g> Tensor<'g> {
         assert!(shape::same_size(&from, &to), "reshape {} to {:?} elements", self.show_shape(), show(&to));
         self.shaped(Op::Reshape, self.dtype(), &to, &[self.0])
     }
+    /// The last `n` axes, in row-major order, as axes of the given sizes.
+    pub fn reshape_last(self, n: usize, sizes: &[i64]) -> Tensor<'g> {
+        let mut dims = self.dims();
+        assert!(n <= dims.len(), "last {n} axes of {}", self.show_shape());
+        dims.truncate(dims.len() - n);
+        dims.extend(sizes.iter().map(|&d| self.graph().int(d)));
+        self.reshape(dims)
+    }
     /// Axes of size 1 grow; missing leading axes are added.
     pub fn expand(self, dims: impl Dims<'g>) -> Tensor<'g> {
         let to = dims.dims(self.graph());
@@ -99,6 +107,13 @@ impl<'g> Tensor<'g> {
     pub fn transpose(self, a: isize, b: isize) -> Tensor<'g> {
         let mut axes: Vec<_> = (0..self.rank()).collect();
         axes.swap(self.axis(a), self.axis(b));
+        self.permute(&axes)
+    }
+    /// Takes one axis out and puts it back at another place.
+    pub fn move_axis(self, from: isize, to: isize) -> Tensor<'g> {
+        let mut axes: Vec<_> = (0..self.rank()).collect();
+        let axis = axes.remove(self.axis(from));
+        axes.insert(self.axis(to), axis);
         self.permute(&axes)
     }
     /// `len` elements of one axis from `start` on; both may be symbolic.
@@ -195,6 +210,9 @@ impl<'g> Tensor<'g> {
     /// The same bytes as another type. With another width the last axis shrinks or grows.
     pub fn bitcast(self, to: Scalar) -> Tensor<'g> {
         let (from, g) = (self.dtype().scalar, self.graph());
+        if from == to {
+            return self;
+        }
         if from.bytes() == to.bytes() {
             return self.shaped(Op::Bitcast, to.into(), &self.dims(), &[self.0]);
         }
@@ -272,9 +290,6 @@ impl<'g> Tensor<'g> {
     }
     pub fn round(self) -> Tensor<'g> {
         self.unary(Unary::Round)
-    }
-    pub fn not(self) -> Tensor<'g> {
-        self.unary(Unary::Not)
     }
 
     // ---- reduction: the axis stays, with size 1
@@ -377,6 +392,13 @@ macro_rules! arithmetic { ($($t:ident $f:ident $op:ident),*) => { $(
 )* } }
 arithmetic!(Add add Add, Sub sub Sub, Mul mul Mul, Div div Div, Rem rem Mod, BitAnd bitand And, BitOr bitor Or,
     BitXor bitxor Xor, Shl shl Shl, Shr shr Shr);
+
+impl<'g> ops::Not for Tensor<'g> {
+    type Output = Tensor<'g>;
+    fn not(self) -> Tensor<'g> {
+        self.unary(Unary::Not)
+    }
+}
 
 impl<'g> ops::Neg for Tensor<'g> {
     type Output = Tensor<'g>;

@@ -411,3 +411,6 @@ impl<'a> Machine<'a> {
 fn product(to: Scalar, a: (Scalar, Bits), b: (Scalar, Bits)) -> Bits {
     scalar::binary(Binary::Mul, to, scalar::cast(a.0, to, a.1), scalar::cast(b.0, to, b.1))
 }
+
+#[cfg(test)]
+mod tests;

@@ -297,3 +297,18 @@ pub fn gcd(a: i64, b: i64) -> i64 {
     }
     i64::try_from(a).unwrap_or(1)
 }
+/// `index = base + Σ strides[i]·ranges[i]`, if it is of this form with constant strides.
+pub fn affine<'g>(index: Ex<'g>, ranges: &[Ex<'g>]) -> Option<(Ex<'g>, Vec<i64>)> {
+    let mut base = Sum::of(index);
+    let mut strides = vec![0; ranges.len()];
+    let mut fixed = vec![];
+    for (t, k) in std::mem::take(&mut base.terms) {
+        match ranges.iter().position(|r| *r == t) {
+            Some(i) => strides[i] += k,
+            None if crate::graph::topo(&[t]).iter().any(|e| ranges.contains(e)) => return None,
+            None => fixed.push((t, k)),
+        }
+    }
+    base.terms = fixed;
+    Some((base.build(index), strides))
+}
