@@ -407,6 +407,7 @@ impl<'g> Ex<'g> {
             let (lo, hi) = (*v.iter().min().unwrap(), *v.iter().max().unwrap());
             if lo < whole.0 as i128 || hi > whole.1 as i128 { whole } else { (lo as i64, hi as i64) }
         };
+        let in_width = |k: Ex| k.bounds().0 >= 0 && k.bounds().1 < n.dtype.scalar.bits() as i64;
         match n.op {
             Op::Const(v) if !n.dtype.is_float() => (v.as_int(), v.as_int()),
             Op::Symbol(i) => self.g.symbols.borrow()[i as usize].bounds,
@@ -440,6 +441,12 @@ impl<'g> Ex<'g> {
                         whole
                     }
                 }
+                Binary::Or | Binary::Xor if self.arg(0).bounds().0 >= 0 && self.arg(1).bounds().0 >= 0 => {
+                    let top = self.arg(0).bounds().1 | self.arg(1).bounds().1;
+                    (0, ((top as u64 + 1).next_power_of_two() - 1) as i64)
+                }
+                Binary::Shl if in_width(self.arg(1)) => corners(&|a, k| a << k),
+                Binary::Shr if in_width(self.arg(1)) => corners(&|a, k| a >> k),
                 Binary::Shr if self.arg(0).bounds().0 >= 0 => (0, self.arg(0).bounds().1),
                 Binary::Lt => match (self.arg(0).bounds(), self.arg(1).bounds()) {
                     (a, b) if a.1 < b.0 => (1, 1),

@@ -100,7 +100,8 @@ macro_rules! rules {
     };
     (@sample $g:expr, $rng:expr, $of:expr, $t:expr, (Cast $a:tt)) => {{
         let from = $crate::rules::sample::cast_from($t, $rng);
-        $crate::rewrite::rules!(@sample $g, $rng, from, from, $a).cast($t.scalar)
+        let a = $crate::rewrite::rules!(@sample $g, $rng, from, from, $a);
+        $g.make($crate::graph::Op::Cast, $t, &[a])
     }};
     (@sample $g:expr, $rng:expr, $of:expr, $t:expr, ($op:ident $a:tt)) => {{
         let a = $crate::rewrite::rules!(@sample $g, $rng, $of, $t, $a);

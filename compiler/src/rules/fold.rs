@@ -89,6 +89,7 @@ fn bounded_constant(n: Ex) -> Option<Ex> {
 rules! { pub CASTS for ALL:
     constant:     [n @ (Cast x)]                    => x.as_bits().map(|v| cast_bits(n, x, v));
     bounded:      [n @ (Cast _)]                    => bounded_constant(n);
+    cast_same:    [n @ (Cast x)] if x.dtype() == n.dtype() => x;
     cast_cast:    [n @ (Cast (Cast x))]             => cast_cast(n, x);
 }
 
