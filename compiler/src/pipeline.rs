@@ -7,6 +7,10 @@ use crate::codegen::{Caps, expand, linearize, vectorize};
 use crate::graph::{Ex, Graph};
 use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
+use crate::rewrite::rewrite;
+use crate::rules::float::FUSE_FMA;
+use crate::rules::strength::{SHIFTS, STRENGTH};
+use crate::rules::transcendental::TRANSCENDENTAL;
 use crate::rules;
 use crate::schedule::{self, Kernel, Program};
 use crate::spec;
@@ -30,6 +34,10 @@ pub fn compile(kernel: &Kernel, opts: &[Opt], caps: &Caps) -> Result<Linear, Ill
 
 /// The last rewrites before expressions become instructions.
 fn finish<'g>(stores: &[Ex<'g>], caps: &Caps) -> Vec<Ex<'g>> {
-    let _ = caps;
-    rules::simplify(stores)
+    let stores = match caps.transcendental {
+        true => stores.to_vec(),
+        false => rewrite(&[TRANSCENDENTAL], stores),
+    };
+    let stores = rewrite(&[STRENGTH, SHIFTS], &rules::simplify(&stores));
+    rewrite(&[FUSE_FMA], &stores)
 }
