@@ -5,9 +5,9 @@
 //! [`Ex`] is a node together with its graph; arithmetic on it builds new nodes. Nodes are never changed or freed.
 
 use crate::dtype::{Bits, DType, Scalar};
+use crate::hash::{FastMap, FastSet, IdMap};
 use crate::scalar::{Binary, Fold, Unary};
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ops;
 use std::rc::Rc;
 
@@ -154,24 +154,24 @@ pub struct BufferInfo {
 #[derive(Default)]
 struct Lists {
     items: Vec<Rc<[Id]>>,
-    ids: HashMap<Rc<[Id]>, List>,
+    ids: FastMap<Rc<[Id]>, List>,
 }
 
 pub struct Graph {
     nodes: RefCell<Vec<Node>>,
-    ids: RefCell<HashMap<Node, Id>>,
+    ids: RefCell<FastMap<Node, Id>>,
     lists: RefCell<Lists>,
     symbols: RefCell<Vec<Symbol>>,
     buffers: RefCell<Vec<BufferInfo>>,
-    bounds: RefCell<HashMap<Id, (i64, i64)>>,
-    deepest: RefCell<HashMap<Id, i64>>,
+    bounds: RefCell<IdMap<(i64, i64)>>,
+    deepest: RefCell<IdMap<i64>>,
     ranges: RefCell<u32>,
 }
 
 impl Default for Graph {
     fn default() -> Graph {
         let empty: Rc<[Id]> = Rc::new([]);
-        let lists = Lists { items: vec![empty.clone()], ids: HashMap::from([(empty, List::EMPTY)]) };
+        let lists = Lists { items: vec![empty.clone()], ids: FastMap::from_iter([(empty, List::EMPTY)]) };
         Graph {
             nodes: RefCell::default(),
             ids: RefCell::default(),
@@ -483,7 +483,7 @@ impl<'g> Ex<'g> {
 
 /// Every node below the roots, arguments first, each once.
 pub fn topo<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = FastSet::default();
     let mut out = vec![];
     let mut stack: Vec<(Ex, bool)> = roots.iter().rev().map(|&r| (r, false)).collect();
     while let Some((e, done)) = stack.pop() {
@@ -499,7 +499,7 @@ pub fn topo<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
 
 /// Rebuilds what is below the roots, arguments first: `f` gets each old node and its new arguments.
 pub fn rebuild<'g>(roots: &[Ex<'g>], mut f: impl FnMut(Ex<'g>, Vec<Ex<'g>>) -> Ex<'g>) -> Vec<Ex<'g>> {
-    let mut new: HashMap<Id, Ex<'g>> = HashMap::new();
+    let mut new: IdMap<Ex<'g>> = IdMap::default();
     for e in topo(roots) {
         let args = e.args().iter().map(|a| new[&a.id]).collect();
         new.insert(e.id, f(e, args));

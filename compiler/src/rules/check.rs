@@ -3,7 +3,7 @@
 use crate::dtype::{Bits, Scalar};
 use crate::graph::{Ex, Graph, Op, topo};
 use crate::interp::expr::{Env, eval};
-use crate::rewrite::Rule;
+use crate::rewrite::{Rule, operand_type};
 use crate::rng::Rng;
 use crate::text;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ pub fn sound_and_alive(table: &[Rule]) {
         for seed in 0..800 {
             let (g, mut rng) = (Graph::new(), Rng::new(seed));
             let before = (rule.sample)(&g, &mut rng);
-            if before.op() != rule.head {
+            if before.op() != rule.head || !rule.types.contains(&operand_type(before)) {
                 continue;
             }
             let Some(after) = (rule.apply)(before).filter(|&after| after != before) else { continue };

@@ -25,6 +25,7 @@ pub const UNARY_CONSTANTS: &[Rule] = &{
     let mut rules = [Rule {
         name: "unary_constant",
         head: Op::Unary(Unary::Neg),
+        types: ALL,
         apply: unary_constant,
         sample: |g, rng| {
             let op = *rng.choose(&Unary::ALL);
@@ -43,6 +44,7 @@ pub const BINARY_CONSTANTS: &[Rule] = &{
     let mut rules = [Rule {
         name: "binary_constant",
         head: Op::Binary(Binary::Add),
+        types: ALL,
         apply: binary_constant,
         sample: |g, rng| {
             let op = *rng.choose(&Binary::ALL);

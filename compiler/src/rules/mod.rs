@@ -36,6 +36,11 @@ pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
     rewrite(SIMPLIFY, roots)
 }
 
+/// The same values in cheaper instructions, after the last [`simplify`].
+pub fn reduce<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
+    rewrite(&[fold::BITS, strength::SHIFTS, strength::STRENGTH], roots)
+}
+
 /// One expression in normal form.
 pub fn simplify1(e: Ex) -> Ex {
     rewrite(SIMPLIFY, &[e])[0]
