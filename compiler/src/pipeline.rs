@@ -9,7 +9,6 @@ use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
 use crate::rewrite::rewrite;
 use crate::rules::float::FUSE_FMA;
-use crate::rules::strength::{SHIFTS, STRENGTH};
 use crate::rules::transcendental::TRANSCENDENTAL;
 use crate::rules;
 use crate::schedule::{self, Kernel, Program};
@@ -38,6 +37,5 @@ fn finish<'g>(stores: &[Ex<'g>], caps: &Caps) -> Vec<Ex<'g>> {
         true => stores.to_vec(),
         false => rewrite(&[TRANSCENDENTAL], stores),
     };
-    let stores = rewrite(&[STRENGTH, SHIFTS], &rules::simplify(&stores));
-    rewrite(&[FUSE_FMA], &stores)
+    rules::reduce(&rewrite(&[FUSE_FMA], &rules::simplify(&stores)))
 }
