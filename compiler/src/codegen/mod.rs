@@ -1,5 +1,7 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
+pub mod ptx;
+
 use crate::linear::Linear;
 
 /// What a schedule may count on.
