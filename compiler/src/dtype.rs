@@ -225,8 +225,30 @@ impl Bits {
     pub fn show(self, s: Scalar) -> String {
         match s {
             Scalar::Bool => self.as_bool().to_string(),
+            _ if s.is_float() && self.as_float().is_nan() => format!("nan:{:08x}", self.0),
             _ if s.is_float() => format!("{:?}", self.as_float()),
             _ => self.as_int().to_string(),
         }
+    }
+
+    /// Reads what `show` prints.
+    pub fn parse(s: Scalar, text: &str) -> Option<Bits> {
+        match s {
+            Scalar::Bool => text.parse().ok().map(Bits::bool),
+            _ if s.is_float() => match text.strip_prefix("nan:") {
+                Some(hex) => u32::from_str_radix(hex, 16).ok().map(|b| Bits(b as u64)),
+                None => text.parse().ok().map(Bits::float),
+            },
+            _ => text.parse().ok().map(Bits::int),
+        }
+    }
+
+    /// Whether this is how the module comment encodes some value of type `s`.
+    pub fn is_canonical(self, s: Scalar) -> bool {
+        if !s.is_float() {
+            return s.wrap(self.as_int()) == self.as_int();
+        }
+        let v = self.as_float();
+        self.0 >> 32 == 0 && (v.is_nan() || s.round(v).to_bits() == v.to_bits())
     }
 }

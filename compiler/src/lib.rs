@@ -2,5 +2,7 @@
 
 pub mod codegen;
 pub mod dtype;
+pub mod interp;
 pub mod linear;
 pub mod scalar;
+pub mod spec;

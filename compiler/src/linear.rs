@@ -46,8 +46,8 @@ pub enum Inst {
     /// Folds `src` over aligned groups of `width` neighbouring threads; each thread of the group gets the result.
     LaneReduce { dst: Reg, fold: Fold, src: Reg, width: u32 },
     /// Matrix product on a tile unit. `a`: 16 rows, `stride` elements apart, of `4·b.len()` i8 (or `2·b.len()` bf16)
-    /// elements from `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), or 16 × 2 of bf16 (bf16x32).
-    /// `dst[m]` (i32x16 or f32x16): `dst[m][r] = Σ_{j,i} a[m][4j+i] · b[j][4r+i]`.
+    /// elements from `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), or 16 × 2 of bf16 (bf16x32); at
+    /// most 16 of them. `dst[m]` (i32x16 or f32x16): `dst[m][r] = Σ_{j,i} a[m][4j+i] · b[j][4r+i]` (2j+i, 2r+i for bf16).
     TileDot { dst: Vec<Reg>, mem: Mem, index: Reg, offset: i64, stride: i64, b: Vec<Reg> },
 }
 
@@ -72,7 +72,7 @@ pub enum Op {
     Where,
     /// Keeps the lane count.
     Cast,
-    /// Keeps the lane count and the width.
+    /// Keeps the lane count and the width; no bools.
     Bitcast,
     /// Every lane repeated: n lanes become n·k, lane l at l·k .. l·k+k.
     Spread,
@@ -84,11 +84,11 @@ pub enum Op {
     Slice(u16),
     /// Scalars become the lanes of a vector.
     Stack,
-    /// All lanes folded to one scalar.
+    /// All lanes folded to one scalar; a float sum's order is the target's (the interpreter's: from lane 0 on).
     Fold(Fold),
     /// `acc + Σ_i a[4l+i]·b[4l+i]` in every lane l; args acc (i32), a (u8), b (i8).
     Dot4,
-    /// 16-entry byte table; the argument's low four bits choose. u8 in, i8 or u8 out.
+    /// 16-entry byte table, entry i at bits 8i..8i+8; the argument's low four bits choose. u8 in, i8 or u8 out.
     Lookup(u128),
 }
 
@@ -167,7 +167,9 @@ impl Inst {
             | Inst::Gather { dst, .. }
             | Inst::LaneReduce { dst, .. } => vec![*dst],
             Inst::TileDot { dst, .. } => dst.clone(),
-            Inst::Loop { var, carried, .. } => std::iter::once(*var).chain(carried.iter().map(|c| c.0)).collect(),
+            Inst::Loop { var, carried, .. } => {
+                std::iter::once(*var).chain(carried.iter().map(|c| c.0)).collect()
+            }
             Inst::End { out, .. } => out.clone(),
             Inst::Store { .. } | Inst::Prefetch { .. } | Inst::Barrier => vec![],
         }
@@ -232,17 +234,24 @@ impl fmt::Display for Linear {
             writeln!(f, "  buffer g{i}: {t}{}", if *written { " written" } else { "" })?;
         }
         for (i, s) in self.symbols.iter().enumerate() {
-            writeln!(f, "  symbol {i}: {s}")?;
+            writeln!(f, "  symbol s{i}: {s}")?;
         }
         for (i, l) in self.locals.iter().enumerate() {
             writeln!(f, "  local l{i}: {}[{}]", l.dtype, l.len)?;
         }
-        let mut depth = 1;
+        let mut defined = vec![false; self.regs.len()];
+        for r in self.code.iter().flat_map(Inst::defs) {
+            defined.get_mut(r.0 as usize).into_iter().for_each(|d| *d = true);
+        }
+        for (i, t) in self.regs.iter().enumerate().filter(|(i, _)| !defined[*i]) {
+            writeln!(f, "  unused %{i}: {t}")?;
+        }
+        let mut depth = 1i32;
         for inst in &self.code {
             if matches!(inst, Inst::End { .. }) {
-                depth -= 1;
+                depth = 1.max(depth - 1);
             }
-            writeln!(f, "{:1$}{2}", "", 2 * depth, self.show(inst))?;
+            writeln!(f, "{:1$}{2}", "", 2 * depth as usize, self.show(inst))?;
             if matches!(inst, Inst::Loop { .. }) {
                 depth += 1;
             }
@@ -252,19 +261,25 @@ impl fmt::Display for Linear {
 }
 
 impl Linear {
-    fn show(&self, inst: &Inst) -> String {
-        let def = |r: &Reg| format!("{r}: {}", self.dtype(*r));
+    /// One instruction as `Display` prints it. Also prints illegal programs: the verifier shows what it rejects.
+    pub fn show(&self, inst: &Inst) -> String {
+        let dtype = |r: &Reg| self.regs.get(r.0 as usize);
+        let def = |r: &Reg| match dtype(r) {
+            Some(t) => format!("{r}: {t}"),
+            None => format!("{r}: ?"),
+        };
         let at = |m: &Mem, i: &Reg, o: &i64| match o {
             0 => format!("{m}[{i}]"),
-            o => format!("{m}[{i} {} {}]", if *o < 0 { '-' } else { '+' }, o.abs()),
+            o => format!("{m}[{i} {} {}]", if *o < 0 { '-' } else { '+' }, o.unsigned_abs()),
         };
         let when = |g: &Option<Reg>| g.map(|g| format!(" if {g}")).unwrap_or_default();
         match inst {
             Inst::Op { dst, op, args } => {
                 let mut s = format!("{} = ", def(dst));
                 match op {
-                    Op::Const(b) => s += &b.show(self.dtype(*dst).scalar),
-                    Op::Symbol(i) => s += &self.symbols[*i as usize],
+                    Op::Const(b) => s += &b.show(dtype(dst).map_or(Scalar::I64, |t| t.scalar)),
+                    Op::Symbol(i) => write!(s, "s{i}").unwrap(),
+                    Op::Lookup(table) => write!(s, "Lookup({table:#034x})").unwrap(),
                     Op::Unary(u) => write!(s, "{u:?}").unwrap(),
                     Op::Binary(b) => write!(s, "{b:?}").unwrap(),
                     Op::Fold(k) => write!(s, "Fold{k:?}").unwrap(),
@@ -291,14 +306,20 @@ impl Linear {
             }
             Inst::End { next, out } => {
                 let o: Vec<_> = out.iter().map(def).collect();
-                format!("end {} -> [{}]", list(next), o.join(", "))
+                format!("end [{}] -> [{}]", list(next), o.join(", "))
             }
             Inst::Barrier => "barrier".into(),
             Inst::LaneReduce { dst, fold, src, width } => {
                 format!("{} = lanes{width} {fold:?} {src}", def(dst))
             }
             Inst::TileDot { dst, mem, index, offset, stride, b } => {
-                format!("[{}] = tiledot {} by {stride}, {}", list(dst), at(mem, index, offset), list(b))
+                let dst: Vec<_> = dst.iter().map(def).collect();
+                format!(
+                    "[{}] = tiledot {} by {stride} of {}",
+                    dst.join(", "),
+                    at(mem, index, offset),
+                    list(b)
+                )
             }
         }
     }

@@ -91,6 +91,7 @@ pub enum Fold {
 }
 
 impl Fold {
+    pub const ALL: [Fold; 3] = [Fold::Sum, Fold::Max, Fold::Min];
     pub fn binary(self) -> Binary {
         match self {
             Fold::Sum => Binary::Add,
@@ -183,6 +184,11 @@ pub fn binary(op: Binary, s: Scalar, a: Bits, b: Bits) -> Bits {
     Bits::int(s.wrap(v))
 }
 
+/// `a·b + c` of f32, rounded once.
+pub fn fma(a: Bits, b: Bits, c: Bits) -> Bits {
+    Bits::float(a.as_float().mul_add(b.as_float(), c.as_float()))
+}
+
 fn floor_div(x: i64, y: i64) -> i64 {
     match y {
         0 => 0,
@@ -209,7 +215,6 @@ pub fn bitcast(from: Scalar, to: Scalar, a: Bits) -> Bits {
     a.write(from, &mut raw);
     Bits::read(to, &raw)
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -1,1 +1,9 @@
 //! Devices: the only place where generated code runs, and the only unsafe.
+//!
+//! In: linear programs with their code, buffers, plans. Out: steps run. Nothing here knows what a model is.
+
+pub mod buffer;
+pub mod cpu;
+pub mod device;
+pub mod machine;
+pub mod plan;

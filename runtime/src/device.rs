@@ -1,0 +1,137 @@
+//! What every device can do: hold buffers, load programs, replay plans.
+//!
+//! In: a program as linear IR with its target's code, and a [`Plan`] of launches over buffers. Out: the buffers after
+//! each step. Calls on one device take effect in the order in which they were made, whether or not the device runs
+//! behind the caller: a `read` after a `run` sees what the step wrote.
+
+use crate::buffer::{Buffer, Slice};
+use crate::plan::Plan;
+use compiler::codegen::{Code, Target};
+use compiler::linear::Linear;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub trait Device: Send + Sync {
+    /// For people: which machine this is, e.g. `cpu (2 threads, x86-avx512-vnni-amx)`.
+    fn name(&self) -> &str;
+
+    /// What programs must be compiled for.
+    fn target(&self) -> &dyn Target;
+
+    /// Zeroed memory, aligned to 64 bytes or better.
+    fn alloc(&self, bytes: usize) -> Result<Buffer, Error>;
+
+    /// Copies to `to`, `offset` bytes from its start. What a range holds while two threads write it, or a step runs that
+    /// uses it, is unspecified.
+    fn write(&self, to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Copies from `from`, `offset` bytes from its start; waits for what was run before.
+    fn read(&self, from: &Slice, offset: usize, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Makes a program ready to run. `code` must be what this device's target emitted for `linear`: it is trusted.
+    fn load(&self, linear: Linear, code: Code) -> Result<Program, Error>;
+
+    /// Does once whatever can be done before the first step.
+    fn prepare(&self, plan: Plan) -> Result<Prepared, Error>;
+
+    /// Runs every launch of the plan in order. `symbols` has a value for each of the plan's symbols. A device that runs
+    /// behind the caller may report a failure of this step from a later call.
+    fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error>;
+
+    /// Runs one step and says how long each launch took. Nothing overlaps, so the sum is more than an untimed step takes.
+    fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error>;
+}
+
+/// A program loaded on a device; a cheap handle.
+#[derive(Clone)]
+pub struct Program(Arc<Loaded>);
+
+struct Loaded {
+    linear: Linear,
+    code: Box<dyn Any + Send + Sync>,
+}
+
+impl Program {
+    /// `code` is what the device made of the program; it is dropped with the last handle.
+    pub fn new(linear: Linear, code: impl Any + Send + Sync) -> Program {
+        Program(Arc::new(Loaded { linear, code: Box::new(code) }))
+    }
+    pub fn linear(&self) -> &Linear {
+        &self.0.linear
+    }
+    pub fn name(&self) -> &str {
+        &self.0.linear.name
+    }
+    /// Number of grid indices at these values of the program's own symbols.
+    pub fn grid(&self, symbols: &[i64]) -> u64 {
+        self.0.linear.grid.eval(symbols).max(0) as u64
+    }
+    /// The device's form of the code; an error where another device loaded it.
+    pub fn code<T: Any>(&self) -> Result<&T, Error> {
+        self.0.code.downcast_ref().ok_or_else(|| Error::Foreign { what: format!("program {}", self.name()) })
+    }
+}
+
+/// A plan and what its device needs to replay it.
+pub struct Prepared {
+    plan: Plan,
+    state: Box<dyn Any + Send>,
+}
+
+impl Prepared {
+    pub fn new(plan: Plan, state: impl Any + Send) -> Prepared {
+        Prepared { plan, state: Box::new(state) }
+    }
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+    /// The plan and the device's part, once `symbols` are known to fit; an error where another device prepared it.
+    pub fn step<T: Any>(&mut self, symbols: &[i64]) -> Result<(&Plan, &mut T), Error> {
+        if symbols.len() != self.plan.symbols().len() {
+            let names = self.plan.symbols().join(", ");
+            return Err(Error::SymbolCount { names, given: symbols.len() });
+        }
+        let state = self.state.downcast_mut().ok_or_else(|| Error::Foreign { what: "plan".into() })?;
+        Ok((&self.plan, state))
+    }
+}
+
+#[derive(thiserror::Error, Debug)]
+pub enum Error {
+    /// This machine lacks what the device needs.
+    #[error("{device} cannot be used on this machine: {why}; {instead}")]
+    Unsupported { device: String, why: String, instead: String },
+
+    #[error(
+        "out of memory on {device}: asked for {} MiB{}; use a smaller model, a shorter context or another device",
+        asked.div_ceil(1 << 20),
+        free.map(|f| format!(", {} MiB are free", f >> 20)).unwrap_or_default()
+    )]
+    OutOfMemory { device: String, asked: usize, free: Option<usize> },
+
+    #[error("bytes {offset}..{offset}+{len} are outside the buffer's {size}")]
+    Range { offset: usize, len: usize, size: usize },
+
+    #[error("{what} belongs to another device; load and prepare on the device that runs it")]
+    Foreign { what: String },
+
+    #[error("program {program} takes {expected} buffers and was given {given}")]
+    Arguments { program: String, expected: usize, given: usize },
+
+    #[error("buffer {arg} of program {program} starts at byte {offset}, not at a whole {dtype}")]
+    Misaligned { program: String, arg: usize, offset: usize, dtype: compiler::dtype::DType },
+
+    #[error("program {program} needs the symbol `{symbol}`, which the plan lacks (it has: {known})")]
+    UnknownSymbol { program: String, symbol: String, known: String },
+
+    #[error("the plan's symbols are ({names}), and {given} values were given")]
+    SymbolCount { names: String, given: usize },
+
+    #[error("program {program} cannot be loaded: {why}")]
+    Code { program: String, why: String },
+
+    /// The operating system or a driver refused; `what` was being done.
+    #[error("{what}: {why}")]
+    System { what: String, why: String },
+}

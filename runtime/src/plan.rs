@@ -1,0 +1,161 @@
+//! The fixed list of launches of one step, replayed with new symbol values.
+//!
+//! In: programs and the buffer slices they run on, in execution order. Out: the same, checked (argument counts,
+//! alignment, symbol names), with each launch's latest dependency. A plan is never changed once it is prepared.
+
+use crate::buffer::Slice;
+use crate::device::{Error, Program};
+
+pub struct Plan {
+    symbols: Vec<String>,
+    launches: Vec<Launch>,
+}
+
+pub struct Launch {
+    program: Program,
+    args: Vec<Slice>,
+    symbols: Vec<usize>,
+    after: Option<usize>,
+}
+
+impl Plan {
+    /// An empty plan whose steps are given values for `symbols`, in this order.
+    pub fn new<S: Into<String>>(symbols: impl IntoIterator<Item = S>) -> Plan {
+        Plan { symbols: symbols.into_iter().map(Into::into).collect(), launches: vec![] }
+    }
+
+    /// Appends a launch of `program` on `args`.
+    pub fn push(&mut self, program: &Program, args: Vec<Slice>) -> Result<(), Error> {
+        let linear = program.linear();
+        let name = || linear.name.clone();
+        if args.len() != linear.buffers.len() {
+            return Err(Error::Arguments {
+                program: name(),
+                expected: linear.buffers.len(),
+                given: args.len(),
+            });
+        }
+        for (arg, (slice, &(dtype, _))) in args.iter().zip(&linear.buffers).enumerate() {
+            if slice.address() % dtype.scalar.bytes() as u64 != 0 {
+                return Err(Error::Misaligned { program: name(), arg, offset: slice.offset(), dtype });
+            }
+        }
+        let find = |symbol: &String| {
+            self.symbols.iter().position(|s| s == symbol).ok_or_else(|| Error::UnknownSymbol {
+                program: name(),
+                symbol: symbol.clone(),
+                known: self.symbols.join(", "),
+            })
+        };
+        let symbols = linear.symbols.iter().map(find).collect::<Result<_, _>>()?;
+        let mut launch = Launch { program: program.clone(), args, symbols, after: None };
+        launch.after = self.launches.iter().rposition(|earlier| launch.conflicts(earlier));
+        self.launches.push(launch);
+        Ok(())
+    }
+
+    pub fn symbols(&self) -> &[String] {
+        &self.symbols
+    }
+    pub fn launches(&self) -> &[Launch] {
+        &self.launches
+    }
+}
+
+impl Launch {
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+    pub fn args(&self) -> &[Slice] {
+        &self.args
+    }
+    /// The values of the program's own symbols, out of the plan's.
+    pub fn symbols(&self, plan: &[i64]) -> impl Iterator<Item = i64> {
+        self.symbols.iter().map(|&s| plan[s])
+    }
+    /// The latest earlier launch that must be over before this one starts: one writes what the other touches.
+    pub fn after(&self) -> Option<usize> {
+        self.after
+    }
+
+    /// The arguments, each with whether it is written.
+    fn touched(&self) -> impl Iterator<Item = (&Slice, bool)> {
+        self.args.iter().zip(self.program.linear().buffers.iter().map(|b| b.1))
+    }
+    fn conflicts(&self, other: &Launch) -> bool {
+        self.touched().any(|(a, wa)| other.touched().any(|(b, wb)| (wa || wb) && a.overlaps(b)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::{Buffer, Memory};
+    use compiler::dtype::DType;
+    use compiler::linear::{Count, Linear};
+    use compiler::scalar::Binary;
+
+    /// Reads its first buffer and writes its second.
+    fn program(grid: Count, symbols: &[&str]) -> Program {
+        let linear = Linear {
+            name: "p".into(),
+            grid,
+            buffers: vec![(DType::F32, false), (DType::F32, true)],
+            symbols: symbols.iter().map(|s| s.to_string()).collect(),
+            locals: vec![],
+            threads: 1,
+            code: vec![],
+            regs: vec![],
+        };
+        Program::new(linear, ())
+    }
+    fn at(b: &Buffer, offset: usize) -> Slice {
+        b.slice(offset, 4).unwrap()
+    }
+
+    #[test]
+    fn launches_wait_for_what_they_touch_and_nothing_else() {
+        let b = Memory::alloc(64).unwrap();
+        let p = program(Count::Const(1), &[]);
+        let mut plan = Plan::new([""; 0]);
+        for (from, to) in [(0, 4), (0, 8), (4, 12), (8, 16), (20, 0), (24, 16), (24, 28)] {
+            plan.push(&p, vec![at(&b, from), at(&b, to)]).unwrap();
+        }
+        let after: Vec<_> = plan.launches().iter().map(|l| l.after()).collect();
+        let read_after_write = [Some(0), Some(1)];
+        let (write_after_read, write_after_write) = (Some(1), Some(3));
+        assert_eq!(after[..2], [None, None], "two readers");
+        assert_eq!(after[2..4], read_after_write);
+        assert_eq!(after[4..], [write_after_read, write_after_write, None]);
+    }
+
+    #[test]
+    fn symbols_are_found_by_name() {
+        let b = Memory::alloc(64).unwrap();
+        let double = Count::Binary(Binary::Mul, Box::new((Count::Symbol(1), Count::Const(2))));
+        let mut plan = Plan::new(["tokens", "pos"]);
+        plan.push(&program(double, &["pos", "tokens"]), vec![at(&b, 0), at(&b, 4)]).unwrap();
+        let launch = &plan.launches()[0];
+        assert_eq!(launch.symbols(&[3, 70]).collect::<Vec<_>>(), [70, 3]);
+        assert_eq!(launch.program().grid(&[70, 3]), 6);
+        assert_eq!(launch.program().grid(&[70, -3]), 0, "less than nothing is nothing");
+    }
+
+    #[test]
+    fn wrong_launches_are_refused_with_the_reason() {
+        let b = Memory::alloc(64).unwrap();
+        let mut plan = Plan::new(["pos"]);
+        let mut refusal = |p: &Program, args| plan.push(p, args).unwrap_err().to_string();
+        let p = program(Count::Const(1), &[]);
+        assert_eq!(refusal(&p, vec![at(&b, 0)]), "program p takes 2 buffers and was given 1");
+        assert_eq!(
+            refusal(&p, vec![at(&b, 0), at(&b, 6)]),
+            "buffer 1 of program p starts at byte 6, not at a whole f32"
+        );
+        assert_eq!(
+            refusal(&program(Count::Const(1), &["tokens"]), vec![at(&b, 0), at(&b, 4)]),
+            "program p needs the symbol `tokens`, which the plan lacks (it has: pos)"
+        );
+        assert!(plan.launches().is_empty());
+    }
+}
