@@ -4,5 +4,7 @@ pub mod codegen;
 pub mod dtype;
 pub mod interp;
 pub mod linear;
+pub mod rng;
 pub mod scalar;
 pub mod spec;
+pub mod text;

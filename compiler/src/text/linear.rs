@@ -1,0 +1,300 @@
+//! Reads linear programs: what `Linear`'s `Display` prints in, an equal [`Linear`] out.
+//!
+//! Any text gives a program or an error, never a panic. The program is well formed (every register has one definition
+//! and the register numbers have no gaps) but need not be legal: that is for [`crate::spec::linear::verify`].
+
+use super::{Cursor, ParseError};
+use crate::dtype::{Bits, DType};
+use crate::linear::{Count, Inst, Linear, Local, Mem, Op, Reg};
+use crate::scalar::{Binary, Fold, Unary};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+/// Grid expressions nest no deeper than this.
+const MAX_NESTING: usize = 64;
+
+pub fn parse(text: &str) -> Result<Linear, ParseError> {
+    let lines = text.lines().enumerate().map(|(i, rest)| Cursor { rest, line: i + 1 });
+    let mut lines = lines.filter(|c| !c.rest.trim().is_empty());
+    let mut header = lines.next().unwrap_or(Cursor { rest: "", line: 1 });
+    let mut p = Parser { program: header_of(&mut header)?, types: BTreeMap::new(), uses: vec![] };
+    for line in lines {
+        p.line(line)?;
+    }
+    p.finish()
+}
+
+fn header_of(c: &mut Cursor) -> Result<Linear, ParseError> {
+    c.want("linear ")?;
+    let name = c.word("the program's name")?.to_string();
+    c.want("grid ")?;
+    let grid = count(c, MAX_NESTING)?;
+    c.want("threads ")?;
+    let threads = c.number()?;
+    c.end()?;
+    let (buffers, symbols, locals, code, regs) = (vec![], vec![], vec![], vec![], vec![]);
+    Ok(Linear { name, grid, buffers, symbols, locals, threads, code, regs })
+}
+
+fn count(c: &mut Cursor, nesting: usize) -> Result<Count, ParseError> {
+    if c.eat("s") {
+        return Ok(Count::Symbol(c.number()?));
+    }
+    let is_number = c.rest.trim_start().starts_with(|k: char| k == '-' || k.is_ascii_digit());
+    if is_number {
+        return Ok(Count::Const(c.number()?));
+    }
+    if nesting == 0 {
+        return c.fail("a less nested grid");
+    }
+    let op = c.token("a count", |k| k.is_ascii_alphabetic(), |t| named(&Binary::ALL, t))?;
+    c.want("(")?;
+    let a = count(c, nesting - 1)?;
+    c.want(",")?;
+    let b = count(c, nesting - 1)?;
+    c.want(")")?;
+    Ok(Count::Binary(op, Box::new((a, b))))
+}
+
+/// The value whose `Debug` text is `name`.
+fn named<T: Copy + Debug>(all: &[T], name: &str) -> Option<T> {
+    all.iter().copied().find(|v| format!("{v:?}") == name)
+}
+
+struct Parser<'a> {
+    program: Linear,
+    types: BTreeMap<u32, DType>,
+    /// Where registers are used, to find those without a definition.
+    uses: Vec<(Reg, Cursor<'a>)>,
+}
+
+impl<'a> Parser<'a> {
+    fn line(&mut self, mut c: Cursor<'a>) -> Result<(), ParseError> {
+        let c = &mut c;
+        let p = &mut self.program;
+        if c.eat("buffer ") {
+            c.want(&format!("g{}:", p.buffers.len()))?;
+            p.buffers.push((dtype(c)?, c.eat("written")));
+        } else if c.eat("symbol ") {
+            c.want(&format!("s{}:", p.symbols.len()))?;
+            p.symbols.push(c.word("the symbol's name")?.to_string());
+        } else if c.eat("local ") {
+            c.want(&format!("l{}:", p.locals.len()))?;
+            let dtype = dtype(c)?;
+            c.want("[")?;
+            p.locals.push(Local { dtype, len: c.number()? });
+            c.want("]")?;
+        } else if c.eat("unused ") {
+            self.def(c)?;
+        } else {
+            let inst = self.inst(c)?;
+            self.program.code.push(inst);
+        }
+        c.end()
+    }
+
+    fn finish(mut self) -> Result<Linear, ParseError> {
+        for (r, c) in &self.uses {
+            if !self.types.contains_key(&r.0) {
+                return c.fail(format!("a definition of {r}"));
+            }
+        }
+        let gap = self.types.keys().zip(0..).find(|(r, i)| *r != i);
+        if let Some((_, i)) = gap {
+            let line = 1;
+            return Cursor { rest: "", line }.fail(format!("a definition or `unused` line of %{i}"));
+        }
+        self.program.regs = self.types.into_values().collect();
+        Ok(self.program)
+    }
+
+    fn inst(&mut self, c: &mut Cursor<'a>) -> Result<Inst, ParseError> {
+        if c.eat("store ") {
+            let (mem, index, offset) = self.place(c)?;
+            c.want("=")?;
+            let value = self.used(c)?;
+            Ok(Inst::Store { mem, index, offset, value, gate: self.gate(c)? })
+        } else if c.eat("prefetch ") {
+            let (mem, index, offset) = self.place(c)?;
+            Ok(Inst::Prefetch { mem, index, offset })
+        } else if c.eat("loop ") {
+            let var = self.define(c, |_| Ok(DType::INDEX))?;
+            c.want("<")?;
+            let extent = self.used(c)?;
+            c.want("[")?;
+            let carried = separated(c, ",", |c| {
+                let phi = self.def(c)?;
+                c.want("=")?;
+                Ok((phi, self.used(c)?))
+            })?;
+            Ok(Inst::Loop { var, extent, carried })
+        } else if c.eat("end ") {
+            c.want("[")?;
+            let next = separated(c, "", |c| self.used(c))?;
+            c.want("->")?;
+            c.want("[")?;
+            Ok(Inst::End { next, out: separated(c, ",", |c| self.def(c))? })
+        } else if c.eat("barrier") {
+            Ok(Inst::Barrier)
+        } else if c.eat("[") {
+            let dst = separated(c, ",", |c| self.def(c))?;
+            c.want("=")?;
+            c.want("tiledot ")?;
+            let (mem, index, offset) = self.place(c)?;
+            c.want("by")?;
+            let stride = c.number()?;
+            c.want("of")?;
+            Ok(Inst::TileDot { dst, mem, index, offset, stride, b: self.rest(c)? })
+        } else if c.rest.trim_start().starts_with('%') {
+            let dst = self.def(c)?;
+            c.want("=")?;
+            self.assigned(dst, c)
+        } else {
+            c.fail("an instruction")
+        }
+    }
+
+    fn assigned(&mut self, dst: Reg, c: &mut Cursor<'a>) -> Result<Inst, ParseError> {
+        if c.eat("load ") {
+            let (mem, index, offset) = self.place(c)?;
+            return Ok(Inst::Load { dst, mem, index, offset, gate: self.gate(c)? });
+        }
+        if c.eat("gather ") {
+            return match self.place(c)? {
+                (mem, index, 0) => Ok(Inst::Gather { dst, mem, index, gate: self.gate(c)? }),
+                _ => c.fail("a gather without offset"),
+            };
+        }
+        if c.eat("lanes") {
+            let width = c.number()?;
+            let fold = c.token("a fold", |k| k.is_ascii_alphabetic(), |t| named(&Fold::ALL, t))?;
+            return Ok(Inst::LaneReduce { dst, fold, src: self.used(c)?, width });
+        }
+        let scalar = self.types[&dst.0].scalar;
+        let value = |t: &str| op(t).or_else(|| Bits::parse(scalar, t).map(Op::Const));
+        let op = c.token("an operation or a value", |k| !k.is_whitespace(), value)?;
+        Ok(Inst::Op { dst, op, args: self.rest(c)? })
+    }
+
+    /// `%7: f32x8`.
+    fn def(&mut self, c: &mut Cursor<'a>) -> Result<Reg, ParseError> {
+        self.define(c, |c| c.want(":").and_then(|()| dtype(c)))
+    }
+
+    fn define(
+        &mut self,
+        c: &mut Cursor<'a>,
+        dtype: impl FnOnce(&mut Cursor<'a>) -> Result<DType, ParseError>,
+    ) -> Result<Reg, ParseError> {
+        let before = *c;
+        let r = reg(c)?;
+        match self.types.insert(r.0, dtype(c)?) {
+            None => Ok(r),
+            Some(_) => before.fail("a register without another definition"),
+        }
+    }
+
+    fn used(&mut self, c: &mut Cursor<'a>) -> Result<Reg, ParseError> {
+        let before = *c;
+        let r = reg(c)?;
+        self.uses.push((r, before));
+        Ok(r)
+    }
+
+    /// Registers up to the end of the line.
+    fn rest(&mut self, c: &mut Cursor<'a>) -> Result<Vec<Reg>, ParseError> {
+        let mut all = vec![];
+        while c.end().is_err() {
+            all.push(self.used(c)?);
+        }
+        Ok(all)
+    }
+
+    fn gate(&mut self, c: &mut Cursor<'a>) -> Result<Option<Reg>, ParseError> {
+        if c.eat("if ") { self.used(c).map(Some) } else { Ok(None) }
+    }
+
+    /// `g0[%1 + 16]`.
+    fn place(&mut self, c: &mut Cursor<'a>) -> Result<(Mem, Reg, i64), ParseError> {
+        let mem = if c.eat("g") {
+            Mem::Global(c.number()?)
+        } else if c.eat("l") {
+            Mem::Local(c.number()?)
+        } else {
+            return c.fail("a memory such as `g0` or `l0`");
+        };
+        c.want("[")?;
+        let index = self.used(c)?;
+        let digits = |k: char| k.is_ascii_digit();
+        let offset = if c.eat("+") {
+            c.token("an offset", digits, |t| t.parse().ok())?
+        } else if c.eat("-") {
+            c.token("an offset", digits, |t| format!("-{t}").parse().ok())?
+        } else {
+            0
+        };
+        c.want("]")?;
+        Ok((mem, index, offset))
+    }
+}
+
+/// `symbol`s and all operations by name; values are not operations.
+fn op(t: &str) -> Option<Op> {
+    let argument = |prefix: &str| t.strip_prefix(prefix)?.strip_suffix(')');
+    if let Some(lane) = argument("Extract(") {
+        return lane.parse().ok().map(Op::Extract);
+    }
+    if let Some(first) = argument("Slice(") {
+        return first.parse().ok().map(Op::Slice);
+    }
+    if let Some(table) = argument("Lookup(0x") {
+        return u128::from_str_radix(table, 16).ok().map(Op::Lookup);
+    }
+    if let Some(symbol) = t.strip_prefix('s') {
+        return symbol.parse().ok().map(Op::Symbol);
+    }
+    let plain = [
+        Op::Grid,
+        Op::Thread,
+        Op::Iota,
+        Op::Fma,
+        Op::Where,
+        Op::Cast,
+        Op::Bitcast,
+        Op::Spread,
+        Op::Repeat,
+        Op::Stack,
+        Op::Dot4,
+    ];
+    let fold = || named(&Fold::ALL, t.strip_prefix("Fold")?).map(Op::Fold);
+    named(&Unary::ALL, t)
+        .map(Op::Unary)
+        .or_else(|| named(&Binary::ALL, t).map(Op::Binary))
+        .or_else(|| named(&plain, t))
+        .or_else(fold)
+}
+
+fn reg(c: &mut Cursor) -> Result<Reg, ParseError> {
+    let number = |t: &str| t.strip_prefix('%')?.parse().ok().map(Reg);
+    c.token("a register", |k| k == '%' || k.is_ascii_digit(), number)
+}
+
+fn dtype(c: &mut Cursor) -> Result<DType, ParseError> {
+    c.token("a type", |k| k.is_ascii_alphanumeric(), DType::parse)
+}
+
+/// Items up to the closing bracket.
+fn separated<'a, T>(
+    c: &mut Cursor<'a>,
+    separator: &str,
+    mut item: impl FnMut(&mut Cursor<'a>) -> Result<T, ParseError>,
+) -> Result<Vec<T>, ParseError> {
+    let mut all = vec![];
+    while !c.eat("]") {
+        if !all.is_empty() {
+            c.want(separator)?;
+        }
+        all.push(item(c)?);
+    }
+    Ok(all)
+}
