@@ -1,5 +1,6 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
+pub mod cases;
 pub mod ptx;
 
 use crate::linear::Linear;
