@@ -20,6 +20,29 @@ pub struct Case {
     pub bound: f32,
 }
 
+impl Case {
+    /// Whether what a target computed agrees with the interpreter; if not, where it first differs.
+    pub fn compare(&self, want: &[Vec<u8>], got: &[Vec<u8>]) -> Result<(), String> {
+        for (i, (t, _)) in self.program.buffers.iter().enumerate() {
+            let elements = |b: &[Vec<u8>]| -> Vec<Bits> {
+                b[i].chunks(t.bytes()).map(|c| Bits::read(t.scalar, c)).collect()
+            };
+            for (at, (w, g)) in elements(want).into_iter().zip(elements(got)).enumerate() {
+                if !self.agree(t.scalar, w, g) {
+                    return Err(format!("g{i}[{at}] is {}, not {}", g.show(t.scalar), w.show(t.scalar)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn agree(&self, s: Scalar, want: Bits, got: Bits) -> bool {
+        let (w, g) = (want.as_float(), got.as_float());
+        want == got
+            || s.is_float() && (w.is_nan() && g.is_nan() || (w - g).abs() <= self.bound * w.abs().max(1.0))
+    }
+}
+
 /// Grid indices of every elementwise case.
 const GRID: i64 = 3;
 const LANES: [u16; 5] = [1, 2, 3, 4, 16];
@@ -262,6 +285,7 @@ impl Cases {
                 (DType::I32, 12),
                 (DType::I32, 1 << 33),
                 (DType::U8, 3),
+                (DType::U32, 1000),
                 (DType::I64, 1000),
             ] {
                 self.elementwise(format!("index_{op:?}_{t}_by_{c}"), &[(t, Draw::Any)], 0.0, |p, x| {

@@ -363,9 +363,13 @@ impl Emitter<'_> {
             Some(c) if c > 0 && c.count_ones() == 1 => {
                 return self.asm.rd(wide, &format!("and.b{width}"), &[a, Piece::int(c - 1)]);
             }
-            Some(c) if c > 0 && (positive || !signed) => {
-                let name = if quotient_wanted { "div" } else { "rem" };
-                return self.asm.rd(wide, &format!("{name}.u{width}"), &[a, b]);
+            Some(c) if c > 0 && positive && signed => {
+                let quotient = self.divide_by_product(wide, a, c);
+                if quotient_wanted {
+                    return quotient;
+                }
+                let product = self.asm.rd(wide, &format!("mul.lo.{ty}"), &[quotient, b]);
+                return self.asm.rd(wide, &format!("sub.{ty}"), &[a, product]);
             }
             _ => {}
         }
@@ -390,5 +394,15 @@ impl Emitter<'_> {
             result = self.asm.rd(wide, &format!("selp.b{width}"), &[Piece::Imm(0), result, by_zero]);
         }
         result
+    }
+
+    /// `a / c` for `a` ≥ 0 and `c` no power of two. With k = ⌈log2 c⌉ - 1 and m = ⌈2^(w+k) / c⌉, a w-bit number, the
+    /// error of a·m / 2^(w+k) is less than 1/c for all a < 2^(w-1). The driver's compiler does not do this itself.
+    fn divide_by_product(&mut self, wide: bool, a: Piece, c: i64) -> Piece {
+        let width = if wide { 64 } else { 32 };
+        let k = (c - 1).ilog2();
+        let m = (1u128 << (width + k)).div_ceil(c as u128);
+        let high = self.asm.rd(wide, &format!("mul.hi.u{width}"), &[a, Piece::Imm(m as u64)]);
+        self.asm.rd(wide, &format!("shr.u{width}"), &[high, Piece::int(k as i64)])
     }
 }

@@ -43,7 +43,7 @@ impl Piece {
             Piece::Imm(v) => {
                 let wide = ty.ends_with("64");
                 let signed = if wide { v as i64 } else { v as i32 as i64 };
-                match (signed.unsigned_abs() < 1 << 16, wide) {
+                match (signed.unsigned_abs() < 1 << 12, wide) {
                     (true, _) => format!("{signed}"),
                     (false, true) => format!("0x{v:X}"),
                     (false, false) => format!("0x{:X}", v as u32),

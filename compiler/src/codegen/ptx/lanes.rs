@@ -31,7 +31,7 @@ impl Emitter<'_> {
         let at = Piece::int((l % per * bits) as i64);
         match t.scalar {
             _ if !packed(t) => p,
-            Scalar::F16 | Scalar::BF16 if l % per == 0 => p,
+            Scalar::F16 | Scalar::BF16 if l.is_multiple_of(per) => p,
             Scalar::F16 | Scalar::BF16 => self.asm.r("shr.u32", &[p, at]),
             s if s.is_signed() => self.asm.r("bfe.s32", &[p, at, Piece::int(bits as i64)]),
             _ => self.asm.r("bfe.u32", &[p, at, Piece::int(bits as i64)]),
@@ -125,17 +125,19 @@ impl Emitter<'_> {
 
     fn widen_floats(&mut self, v: &[Piece], t: DType) -> Vec<Piece> {
         let mut lanes = vec![];
-        for p in v {
+        for (i, p) in v.iter().enumerate() {
+            let both = 2 * i + 1 < t.lanes as usize;
             if t.scalar == Scalar::BF16 {
                 lanes.push(self.asm.r("shl.b32", &[*p, Piece::int(16)]));
-                lanes.push(self.asm.r("and.b32", &[*p, Piece::word(0xffff_0000)]));
+                if both {
+                    lanes.push(self.asm.r("and.b32", &[*p, Piece::word(0xffff_0000)]));
+                }
             } else {
-                let [lo, hi] = self.asm.halves(*p);
-                lanes.push(self.asm.r("cvt.f32.f16", &[lo]));
-                lanes.push(self.asm.r("cvt.f32.f16", &[hi]));
+                let halves = self.asm.halves(*p);
+                let used = &halves[..1 + both as usize];
+                lanes.extend(used.iter().map(|h| self.asm.r("cvt.f32.f16", &[*h])));
             }
         }
-        lanes.truncate(t.lanes as usize);
         lanes
     }
 
