@@ -5,6 +5,7 @@
 //! only through atomics, because generated code writes them behind the compiler's back.
 
 use crate::device::Error;
+use crate::machine;
 use memmap2::{MmapMut, MmapOptions};
 use std::any::Any;
 use std::fmt;
@@ -105,15 +106,22 @@ pub struct Memory {
 const GUARD: usize = 256;
 /// A huge page of x86-64 and of most others.
 const HUGE: usize = 2 << 20;
+/// Allocations from this size on are compared with the free memory.
+const CHECKED: usize = 256 << 20;
 
 impl Memory {
     /// Reserves `bytes`; the system supplies the pages when they are first touched. Large ones are put on huge pages
     /// where the system grants them: streaming weights from 4 KiB pages is limited by the TLB.
     pub fn alloc(bytes: usize) -> Result<Buffer, Error> {
-        let refused = |_| Error::OutOfMemory { device: "the host".into(), asked: bytes, free: None };
+        let refused = |free| Error::OutOfMemory { device: "the host".into(), asked: bytes, free };
+        // A system that overcommits grants any size and kills the process when it uses it.
+        let free = if bytes >= CHECKED { machine::free_memory() } else { None };
+        if free.is_some_and(|free| free < bytes) {
+            return Err(refused(free));
+        }
         let large = bytes >= HUGE;
         let reserve = bytes.saturating_add(GUARD + if large { HUGE } else { 0 });
-        let mut pages = MmapOptions::new().len(reserve).map_anon().map_err(refused)?;
+        let mut pages = MmapOptions::new().len(reserve).map_anon().map_err(|_| refused(free))?;
         let start = pages.as_mut_ptr() as usize;
         let address = if large { start.next_multiple_of(HUGE) } else { start };
         #[cfg(target_os = "linux")]
@@ -222,6 +230,9 @@ mod tests {
     fn too_much_memory_is_an_error_that_says_how_much() {
         let message = Memory::alloc(1 << 60).unwrap_err().to_string();
         assert!(message.contains("1099511627776 MiB"), "{message}");
+        let Some(free) = machine::free_memory() else { return println!("skipped: free memory is not known") };
+        let message = Memory::alloc(free + (1 << 30)).unwrap_err().to_string();
+        assert!(message.contains("MiB are free"), "{message}");
     }
 
     #[test]

@@ -2,8 +2,11 @@
 //!
 //! In: linear programs with their code, buffers, plans. Out: steps run. Nothing here knows what a model is.
 
+pub mod bandwidth;
 pub mod buffer;
+pub mod cache;
 pub mod cpu;
 pub mod device;
+pub mod interp;
 pub mod machine;
 pub mod plan;

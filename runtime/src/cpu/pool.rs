@@ -6,7 +6,6 @@
 //! returns when all workers are back at the barrier: none of them holds a step beyond its end.
 
 use super::code::Entry;
-use crate::machine;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -56,19 +55,15 @@ const SLOTS: usize = 16;
 struct Line<T>(T);
 
 impl Pool {
-    /// `workers` counts the calling thread. The others are pinned where there is a core for each.
+    /// `workers` counts the calling thread. No thread is pinned to a core: a pinned worker gained nothing on a quiet
+    /// machine, and on a busy one it sat behind another process' thread while a core was free.
     pub fn new(workers: usize) -> std::io::Result<Pool> {
-        let cores = machine::cores();
         let mut threads = vec![];
         // A worker starts when it is sent the shared state: if one cannot be spawned, the others end with their channels.
         let mut starts = vec![];
         for worker in 1..workers {
-            let core = cores.get(worker).copied().filter(|_| workers <= cores.len());
             let (start, started) = mpsc::channel::<Arc<Shared>>();
             let body = move || {
-                if let Some(core) = core {
-                    machine::pin(core);
-                }
                 if let Ok(shared) = started.recv() {
                     shared.work(worker);
                 }

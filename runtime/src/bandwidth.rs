@@ -1,0 +1,176 @@
+//! How fast this machine reads memory: the yardstick that the program calls 100%.
+//!
+//! In: a device and how much to read. Out: GB/s of several passes over memory that no cache holds. The reading loop is a
+//! linear program like any other, so it gets the huge pages, the vector width and the threads that kernels get, and a
+//! prefetch 4 KiB ahead.
+
+use crate::device::{Device, Error, Prepared, Program};
+use crate::machine;
+use crate::plan::Plan;
+use compiler::dtype::{Bits, DType, Scalar};
+use compiler::linear::{Count, Inst, Linear, Mem, Op, Reg};
+use compiler::scalar::{Binary, Fold};
+
+/// GB/s (10^9 bytes) of each pass, slowest first.
+#[derive(Clone, Debug)]
+pub struct Bandwidth {
+    pub passes: Vec<f64>,
+}
+
+impl Bandwidth {
+    pub fn median(&self) -> f64 {
+        self.passes[self.passes.len() / 2]
+    }
+    pub fn slowest(&self) -> f64 {
+        self.passes[0]
+    }
+    pub fn fastest(&self) -> f64 {
+        self.passes[self.passes.len() - 1]
+    }
+}
+
+/// Bytes one grid index reads.
+const BLOCK: usize = 256 << 10;
+/// Vectors read in one round of the loop, each into its own accumulator.
+const UNROLL: usize = 8;
+/// Bytes between what is prefetched and what is read.
+const AHEAD: i64 = 4096;
+
+/// Far more than the last cache holds, yet at most a third of the free memory.
+pub fn working_set() -> usize {
+    let wanted = (4 * machine::last_level_cache().unwrap_or(0)).max(1 << 30);
+    wanted.min(machine::free_memory().map_or(wanted, |free| free / 3))
+}
+
+/// Reads `bytes` (rounded up to whole blocks) `passes` times.
+pub fn measure(device: &dyn Device, bytes: usize, passes: usize) -> Result<Bandwidth, Error> {
+    let blocks = bytes.div_ceil(BLOCK).max(1);
+    let data = device.alloc(blocks * BLOCK)?;
+    let sums = device.alloc(blocks * 4)?;
+    let prepare = |program: Linear| -> Result<Prepared, Error> {
+        let code = device.target().emit(&program);
+        let program: Program = device.load(program, code)?;
+        let mut plan = Plan::new([""; 0]);
+        plan.push(&program, vec![data.whole(), sums.whole()])?;
+        device.prepare(plan)
+    };
+    let lanes = device.target().caps().vector_bytes / 4;
+    // Memory that was never written is one page of zeros, read from the cache.
+    device.run(&mut prepare(fill(blocks, lanes))?, &[])?;
+    let mut read = prepare(sum(blocks, lanes))?;
+    device.run(&mut read, &[])?;
+    let mut speeds = vec![];
+    for _ in 0..passes.max(1) {
+        let seconds = device.time(&mut read, &[])?[0].as_secs_f64();
+        speeds.push((blocks * BLOCK) as f64 / seconds / 1e9);
+    }
+    speeds.sort_by(f64::total_cmp);
+    Ok(Bandwidth { passes: speeds })
+}
+
+/// A program over (data, sums) with the index of its block's first element and a loop's trip count for `unroll` vectors a
+/// round.
+fn start(name: &str, blocks: usize, written: usize, lanes: u16, unroll: usize) -> (Linear, Reg, Reg) {
+    let mut p = Linear {
+        name: name.into(),
+        grid: Count::Const(blocks as i64),
+        buffers: vec![(DType::I32, written == 0), (DType::I32, written == 1)],
+        symbols: vec![],
+        locals: vec![],
+        threads: 1,
+        code: vec![],
+        regs: vec![],
+    };
+    let grid = p.op(DType::I64, Op::Grid, &[]);
+    let elements = constant(&mut p, DType::I64, BLOCK as i64 / 4);
+    let first = p.op(DType::I64, Op::Binary(Binary::Mul), &[grid, elements]);
+    let rounds = constant(&mut p, DType::I64, (BLOCK / 4 / unroll / lanes as usize) as i64);
+    (p, first, rounds)
+}
+
+fn constant(p: &mut Linear, t: DType, v: i64) -> Reg {
+    p.op(t, Op::Const(Bits::int(v)), &[])
+}
+
+/// `first + round·step`.
+fn advance(p: &mut Linear, first: Reg, round: Reg, step: i64) -> Reg {
+    let step = constant(p, DType::I64, step);
+    let done = p.op(DType::I64, Op::Binary(Binary::Mul), &[round, step]);
+    p.op(DType::I64, Op::Binary(Binary::Add), &[first, done])
+}
+
+/// Writes 1 to every element.
+fn fill(blocks: usize, lanes: u16) -> Linear {
+    let (mut p, first, rounds) = start("fill", blocks, 0, lanes, 1);
+    let value = constant(&mut p, Scalar::I32.vec(lanes), 1);
+    let round = p.reg(DType::I64);
+    p.code.push(Inst::Loop { var: round, extent: rounds, carried: vec![] });
+    let index = advance(&mut p, first, round, lanes as i64);
+    p.code.push(Inst::Store { mem: Mem::Global(0), index, offset: 0, value, gate: None });
+    p.code.push(Inst::End { next: vec![], out: vec![] });
+    p
+}
+
+/// Adds up every block.
+fn sum(blocks: usize, lanes: u16) -> Linear {
+    let vector = Scalar::I32.vec(lanes);
+    let (mut p, first, rounds) = start("read", blocks, 1, lanes, UNROLL);
+    let zero = constant(&mut p, vector, 0);
+    let four = constant(&mut p, DType::I64, 4);
+    let round = p.reg(DType::I64);
+    let sums: Vec<Reg> = (0..UNROLL).map(|_| p.reg(vector)).collect();
+    let carried = sums.iter().map(|s| (*s, zero)).collect();
+    p.code.push(Inst::Loop { var: round, extent: rounds, carried });
+    let index = advance(&mut p, first, round, (UNROLL * lanes as usize) as i64);
+    let byte = p.op(DType::I64, Op::Binary(Binary::Mul), &[index, four]);
+    let mut next = vec![];
+    for (i, &sum) in sums.iter().enumerate() {
+        let at = (i * vector.bytes()) as i64;
+        if at % 64 == 0 {
+            p.code.push(Inst::Prefetch { mem: Mem::Global(0), index: byte, offset: at + AHEAD });
+        }
+        let dst = p.reg(vector);
+        let offset = (i * lanes as usize) as i64;
+        p.code.push(Inst::Load { dst, mem: Mem::Global(0), index, offset, gate: None });
+        next.push(p.op(vector, Op::Binary(Binary::Add), &[sum, dst]));
+    }
+    let out: Vec<Reg> = (0..UNROLL).map(|_| p.reg(vector)).collect();
+    p.code.push(Inst::End { next, out: out.clone() });
+    let total = out[1..].iter().fold(out[0], |a, &b| p.op(vector, Op::Binary(Binary::Add), &[a, b]));
+    let value = p.op(DType::I32, Op::Fold(Fold::Sum), &[total]);
+    let index = p.op(DType::I64, Op::Grid, &[]);
+    p.code.push(Inst::Store { mem: Mem::Global(1), index, offset: 0, value, gate: None });
+    p
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interp::InterpDevice;
+
+    #[test]
+    fn the_loop_reads_every_element_once() {
+        let device = InterpDevice;
+        for lanes in [8, 16] {
+            let (data, sums) = (device.alloc(2 * BLOCK).unwrap(), device.alloc(8).unwrap());
+            let mut plan = Plan::new([""; 0]);
+            for program in [fill(2, lanes), sum(2, lanes)] {
+                let code = device.target().emit(&program);
+                let program = device.load(program, code).unwrap();
+                plan.push(&program, vec![data.whole(), sums.whole()]).unwrap();
+            }
+            device.run(&mut device.prepare(plan).unwrap(), &[]).unwrap();
+            let mut found = [0; 8];
+            device.read(&sums.whole(), 0, &mut found).unwrap();
+            let each = (BLOCK as u32 / 4).to_le_bytes();
+            assert_eq!(found, [each, each].concat()[..]);
+        }
+    }
+
+    #[test]
+    fn passes_are_sorted_and_positive() {
+        let b = measure(&InterpDevice, 1, 3).unwrap();
+        assert_eq!(b.passes.len(), 3);
+        assert!(0.0 < b.slowest() && b.slowest() <= b.median() && b.median() <= b.fastest());
+    }
+}

@@ -1,0 +1,102 @@
+//! The interpreter as a device: any machine, no generated code, slow. The answer to "is the model or the code wrong?".
+//!
+//! In: linear programs. Out: what the compiler's reference interpreter makes of them. An undefined program (a race, an
+//! access out of bounds) panics with the program's text.
+
+use crate::buffer::{Buffer, Memory, Slice};
+use crate::device::{Device, Error, Prepared, Program};
+use crate::plan::{Launch, Plan};
+use compiler::codegen::{Caps, Code, Target};
+use compiler::interp;
+use compiler::linear::Linear;
+use std::time::{Duration, Instant};
+
+pub struct InterpDevice;
+
+/// Code for the interpreter is the program's text.
+struct InterpTarget;
+
+impl Target for InterpTarget {
+    fn name(&self) -> &str {
+        "interp"
+    }
+    fn caps(&self) -> Caps {
+        Caps {
+            vector_bytes: 64,
+            lanes: 1,
+            max_threads: 1,
+            local_bytes: 1 << 20,
+            dot4: true,
+            tile: false,
+            transcendental: true,
+        }
+    }
+    fn emit(&self, program: &Linear) -> Code {
+        Code::Text(program.to_string())
+    }
+    fn disassemble(&self, code: &Code) -> String {
+        match code {
+            Code::Text(text) => text.clone(),
+            Code::Machine(_) => panic!("the interpreter's code is text"),
+        }
+    }
+}
+
+/// Marks programs and plans as this device's.
+struct Own;
+
+impl Device for InterpDevice {
+    fn name(&self) -> &str {
+        "interp"
+    }
+    fn target(&self) -> &dyn Target {
+        &InterpTarget
+    }
+    fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
+        Memory::alloc(bytes)
+    }
+    fn write(&self, to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        Memory::write(to, offset, bytes)
+    }
+    fn read(&self, from: &Slice, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        Memory::read(from, offset, bytes)
+    }
+    fn load(&self, linear: Linear, _: Code) -> Result<Program, Error> {
+        Ok(Program::new(linear, Own))
+    }
+    fn prepare(&self, plan: Plan) -> Result<Prepared, Error> {
+        for launch in plan.launches() {
+            launch.program().code::<Own>()?;
+        }
+        Ok(Prepared::new(plan, Own))
+    }
+    fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error> {
+        self.time(prepared, symbols).map(drop)
+    }
+    fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error> {
+        let (plan, _) = prepared.step::<Own>(symbols)?;
+        let timed = |launch| {
+            let start = Instant::now();
+            interpret(launch, symbols).map(|()| start.elapsed())
+        };
+        plan.launches().iter().map(timed).collect()
+    }
+}
+
+/// Runs one launch on copies of its arguments and puts back those it writes.
+fn interpret(launch: &Launch, symbols: &[i64]) -> Result<(), Error> {
+    let linear = launch.program().linear();
+    let mut copies = vec![];
+    for arg in launch.args() {
+        let mut copy = vec![0; arg.len()];
+        Memory::read(arg, 0, &mut copy)?;
+        copies.push(copy);
+    }
+    interp::linear::run(linear, &mut copies, &launch.symbols(symbols).collect::<Vec<_>>());
+    for ((arg, copy), (_, written)) in launch.args().iter().zip(&copies).zip(&linear.buffers) {
+        if *written {
+            Memory::write(arg, 0, copy)?;
+        }
+    }
+    Ok(())
+}
