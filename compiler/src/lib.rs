@@ -7,4 +7,6 @@ pub mod linear;
 pub mod rng;
 pub mod scalar;
 pub mod spec;
+#[doc(hidden)]
+pub mod testing;
 pub mod text;

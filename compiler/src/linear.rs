@@ -192,6 +192,34 @@ impl Inst {
             Inst::TileDot { index, b, .. } => std::iter::once(*index).chain(b.iter().copied()).collect(),
         }
     }
+
+    /// Puts `f` of each used register in its place.
+    pub fn map_uses(&mut self, mut f: impl FnMut(Reg) -> Reg) {
+        let mut put = |r: &mut Reg| *r = f(*r);
+        match self {
+            Inst::Op { args: all, .. } | Inst::End { next: all, .. } => all.iter_mut().for_each(put),
+            Inst::Load { index, gate, .. } | Inst::Gather { index, gate, .. } => {
+                put(index);
+                gate.iter_mut().for_each(put);
+            }
+            Inst::Store { index, value, gate, .. } => {
+                put(index);
+                put(value);
+                gate.iter_mut().for_each(put);
+            }
+            Inst::Prefetch { index, .. } => put(index),
+            Inst::Loop { extent, carried, .. } => {
+                put(extent);
+                carried.iter_mut().for_each(|(_, init)| put(init));
+            }
+            Inst::Barrier => {}
+            Inst::LaneReduce { src, .. } => put(src),
+            Inst::TileDot { index, b, .. } => {
+                put(index);
+                b.iter_mut().for_each(put);
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Reg {

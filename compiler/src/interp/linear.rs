@@ -15,6 +15,13 @@ const POISON: u8 = 0xCD;
 
 /// Runs every grid index. Panics if the program is illegal or does something undefined.
 pub fn run(program: &Linear, buffers: &mut [Vec<u8>], symbols: &[i64]) {
+    if let Err(fault) = try_run(program, buffers, symbols) {
+        panic!("{fault}");
+    }
+}
+
+/// As [`run`], but something undefined is an error: the message, the instruction and the program.
+pub fn try_run(program: &Linear, buffers: &mut [Vec<u8>], symbols: &[i64]) -> Result<(), String> {
     spec::linear::verify(program);
     assert_eq!(buffers.len(), program.buffers.len(), "buffers for {program}");
     assert_eq!(symbols.len(), program.symbols.len(), "symbols for {program}");
@@ -22,9 +29,15 @@ pub fn run(program: &Linear, buffers: &mut [Vec<u8>], symbols: &[i64]) {
     let everyone = vec![true; program.threads as usize];
     for grid in 0..program.grid.eval(symbols) {
         m.start(grid);
-        m.body(0, program.code.len(), &everyone);
+        m.body(0, program.code.len(), &everyone).map_err(|why| {
+            spec::linear::report(program, Some(m.at), &format!("{why} (grid index {grid})"))
+        })?;
     }
+    Ok(())
 }
+
+/// Done, or what was undefined.
+type Run<T = ()> = Result<T, String>;
 
 struct Machine<'a> {
     program: &'a Linear,
@@ -97,7 +110,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Runs `code[from..to]` for the active threads.
-    fn body(&mut self, from: usize, to: usize, active: &[bool]) {
+    fn body(&mut self, from: usize, to: usize, active: &[bool]) -> Run {
         let program = self.program;
         let threads = || (0..active.len()).filter(|t| active[*t]);
         let mut at = from;
@@ -113,12 +126,12 @@ impl<'a> Machine<'a> {
                 Inst::Load { dst, mem, index, offset, gate } => {
                     for t in threads() {
                         let start = self.scalar(*index, t).as_int() as i128 + *offset as i128;
-                        self.load(*dst, *mem, *gate, t, |_, lane| start + lane as i128);
+                        self.load(*dst, *mem, *gate, t, |_, lane| start + lane as i128)?;
                     }
                 }
                 Inst::Gather { dst, mem, index, gate } => {
                     for t in threads() {
-                        self.load(*dst, *mem, *gate, t, |m, l| m.get(*index, t)[l].as_int() as i128);
+                        self.load(*dst, *mem, *gate, t, |m, l| m.get(*index, t)[l].as_int() as i128)?;
                     }
                 }
                 Inst::Store { mem, index, offset, value, gate } => {
@@ -127,20 +140,20 @@ impl<'a> Machine<'a> {
                         for lane in 0..self.get(*value, t).len() {
                             if self.is_open(*gate, t, lane) {
                                 let v = self.get(*value, t)[lane];
-                                self.write(*mem, start + lane as i128, t, v);
+                                self.write(*mem, start + lane as i128, t, v)?;
                             }
                         }
                     }
                 }
                 Inst::Prefetch { .. } => {}
                 Inst::Loop { extent, carried, .. } => {
-                    self.repeat(at, *extent, carried, active);
+                    self.repeat(at, *extent, carried, active)?;
                     at = self.ends[at];
                 }
                 Inst::End { .. } => unreachable!("a loop's body stops before its end"),
                 Inst::Barrier => {
                     if active.contains(&false) {
-                        self.fail("not all threads reach the barrier");
+                        return Err("not all threads reach the barrier".into());
                     }
                     self.interval += 1;
                 }
@@ -150,7 +163,9 @@ impl<'a> Machine<'a> {
                         let group = group..group + *width as usize;
                         match active[group.clone()].iter().filter(|a| **a).count() {
                             0 => continue,
-                            n if n < group.len() => self.fail("some threads of a group are inactive"),
+                            n if n < group.len() => {
+                                return Err("some threads of a group are inactive".into());
+                            }
                             _ => {}
                         }
                         self.result.clear();
@@ -168,7 +183,7 @@ impl<'a> Machine<'a> {
                     for t in threads() {
                         let start = self.scalar(*index, t).as_int() as i128 + *offset as i128;
                         for (m, d) in dst.iter().enumerate() {
-                            self.tile_row(*mem, start + m as i128 * *stride as i128, b, t);
+                            self.tile_row(*mem, start + m as i128 * *stride as i128, b, t)?;
                             self.set(*d, t);
                         }
                     }
@@ -176,10 +191,11 @@ impl<'a> Machine<'a> {
             }
             at += 1;
         }
+        Ok(())
     }
 
     /// Runs the loop at `start`: a thread drops out of `active` when its own extent is reached.
-    fn repeat(&mut self, start: usize, extent: Reg, carried: &[(Reg, Reg)], active: &[bool]) {
+    fn repeat(&mut self, start: usize, extent: Reg, carried: &[(Reg, Reg)], active: &[bool]) -> Run {
         let program = self.program;
         let end = self.ends[start];
         let (Inst::Loop { var, .. }, Inst::End { next, out }) = (&program.code[start], &program.code[end])
@@ -199,7 +215,7 @@ impl<'a> Machine<'a> {
             for t in (0..active.len()).filter(|t| running[*t]) {
                 self.values[self.first[var.0 as usize] + t] = Bits::int(round);
             }
-            self.body(start + 1, end, &running);
+            self.body(start + 1, end, &running)?;
             for t in (0..active.len()).filter(|t| running[*t]) {
                 self.assign(&phis, next, t);
             }
@@ -207,6 +223,7 @@ impl<'a> Machine<'a> {
         for t in (0..active.len()).filter(|t| active[*t]) {
             self.assign(out, &phis, t);
         }
+        Ok(())
     }
 
     /// All at once: a source may be one of the destinations.
@@ -253,48 +270,50 @@ impl<'a> Machine<'a> {
         gate: Option<Reg>,
         t: usize,
         element: impl Fn(&Self, usize) -> i128,
-    ) {
+    ) -> Run {
         self.result.clear();
         for lane in 0..self.program.dtype(dst).lanes as usize {
             let v = match self.is_open(gate, t, lane) {
-                true => self.read(mem, element(self, lane), t),
+                true => self.read(mem, element(self, lane), t)?,
                 false => Bits(0),
             };
             self.result.push(v);
         }
         self.set(dst, t);
+        Ok(())
     }
 
-    fn read(&mut self, mem: Mem, element: i128, t: usize) -> Bits {
-        let i = self.in_bounds(mem, element);
+    fn read(&mut self, mem: Mem, element: i128, t: usize) -> Run<Bits> {
+        let i = self.in_bounds(mem, element)?;
         let p = self.point(t);
-        if let Some(Err(race)) = self.shadow(mem).map(|s| s.read(i, p)) {
-            self.fail(&format!("race at {mem}[{i}]: {race}"));
+        if let Some(shadow) = self.shadow(mem) {
+            shadow.read(i, p).map_err(|race| format!("race at {mem}[{i}]: {race}"))?;
         }
         let s = self.program.mem_scalar(mem).scalar;
-        Bits::read(s, &self.bytes(mem)[i * s.bytes()..])
+        Ok(Bits::read(s, &self.bytes(mem)[i * s.bytes()..]))
     }
 
-    fn write(&mut self, mem: Mem, element: i128, t: usize, value: Bits) {
-        let i = self.in_bounds(mem, element);
+    fn write(&mut self, mem: Mem, element: i128, t: usize, value: Bits) -> Run {
+        let i = self.in_bounds(mem, element)?;
         let p = self.point(t);
         let s = self.program.mem_scalar(mem).scalar;
+        let mut new = [0u8; 8];
+        value.write(s, &mut new);
         let target = &mut self.bytes(mem)[i * s.bytes()..(i + 1) * s.bytes()];
-        let mut old = [0u8; 8];
-        old[..s.bytes()].copy_from_slice(target);
-        value.write(s, target);
-        let changes = old[..s.bytes()] != *target;
-        if let Some(Err(race)) = self.shadow(mem).map(|shadow| shadow.write(i, p, changes)) {
-            self.fail(&format!("race at {mem}[{i}]: {race}"));
+        let changes = *target != new[..s.bytes()];
+        target.copy_from_slice(&new[..s.bytes()]);
+        match self.shadow(mem) {
+            Some(shadow) => shadow.write(i, p, changes).map_err(|race| format!("race at {mem}[{i}]: {race}")),
+            None => Ok(()),
         }
     }
 
-    fn in_bounds(&mut self, mem: Mem, element: i128) -> usize {
+    fn in_bounds(&mut self, mem: Mem, element: i128) -> Run<usize> {
         let len = self.bytes(mem).len() / self.program.mem_scalar(mem).bytes();
-        if element < 0 || element >= len as i128 {
-            self.fail(&format!("{mem}[{element}] is out of bounds: {len} elements"));
+        match usize::try_from(element) {
+            Ok(i) if i < len => Ok(i),
+            _ => Err(format!("{mem}[{element}] is out of bounds: {len} elements")),
         }
-        element as usize
     }
 
     fn bytes(&mut self, mem: Mem) -> &mut Vec<u8> {
@@ -313,11 +332,6 @@ impl<'a> Machine<'a> {
 
     fn point(&self, t: usize) -> Point {
         Point { thread: t as u32, block: self.block, interval: self.interval }
-    }
-
-    fn fail(&self, why: &str) -> ! {
-        let why = format!("{why} (grid index {})", self.grid);
-        panic!("{}", spec::linear::report(self.program, Some(self.at), &why))
     }
 
     /// Leaves the lanes of `op(args)` for thread `t` in `result`.
@@ -372,7 +386,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Leaves one row of a tile product in `result`: the row of `a` starts at `start`.
-    fn tile_row(&mut self, mem: Mem, start: i128, b: &[Reg], t: usize) {
+    fn tile_row(&mut self, mem: Mem, start: i128, b: &[Reg], t: usize) -> Run {
         let from = self.program.mem_scalar(mem).scalar;
         let (with, sum, inputs) = match from {
             Scalar::I8 => (Scalar::U8, Scalar::I32, 4),
@@ -381,7 +395,7 @@ impl<'a> Machine<'a> {
         let mut row = vec![Bits(0); 16];
         for (j, column) in b.iter().enumerate() {
             for i in 0..inputs {
-                let a = self.read(mem, start + (inputs * j + i) as i128, t);
+                let a = self.read(mem, start + (inputs * j + i) as i128, t)?;
                 for (r, acc) in row.iter_mut().enumerate() {
                     let term = product(sum, (from, a), (with, self.get(*column, t)[inputs * r + i]));
                     *acc = scalar::binary(Binary::Add, sum, *acc, term);
@@ -389,6 +403,7 @@ impl<'a> Machine<'a> {
             }
         }
         self.result = row;
+        Ok(())
     }
 }
 
@@ -396,3 +411,6 @@ impl<'a> Machine<'a> {
 fn product(to: Scalar, a: (Scalar, Bits), b: (Scalar, Bits)) -> Bits {
     scalar::binary(Binary::Mul, to, scalar::cast(a.0, to, a.1), scalar::cast(b.0, to, b.1))
 }
+
+#[cfg(test)]
+mod tests;

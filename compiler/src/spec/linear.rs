@@ -301,3 +301,6 @@ impl Checker<'_> {
 fn result(op: Binary, t: DType) -> DType {
     if op.is_compare() { Scalar::Bool.vec(t.lanes) } else { t }
 }
+
+#[cfg(test)]
+mod tests;

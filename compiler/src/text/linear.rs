@@ -298,3 +298,107 @@ fn separated<'a, T>(
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use crate::spec;
+    use crate::testing::{CPU, GPU, random_program};
+
+    fn check_round_trip(program: &Linear) {
+        let text = program.to_string();
+        let parsed = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert_eq!(parsed.to_string(), text);
+        assert!(parsed == *program, "prints alike but differs:\n{text}");
+    }
+
+    #[test]
+    fn random_programs_round_trip() {
+        for seed in 0..500 {
+            let caps = if seed % 2 == 0 { CPU } else { GPU };
+            check_round_trip(&random_program(&mut Rng::new(seed), &caps, 60).0);
+        }
+    }
+
+    #[test]
+    fn extreme_values_round_trip() {
+        let mut p = parse("linear t grid Div(Mul(s0, -3), 2) threads 1\nsymbol s0: n").unwrap();
+        for f in [0.0, -0.0, 1e-45, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, 0.1, 16777217.0] {
+            p.op(DType::F32, Op::Const(Bits::float(f)), &[]);
+        }
+        for nan in [0x7fc0_0000, 0xffc0_0000, 0x7f80_0001] {
+            p.op(DType::F32, Op::Const(Bits(nan)), &[]);
+        }
+        let index = p.op(DType::I64, Op::Const(Bits::int(i64::MIN)), &[]);
+        p.op(DType::U32, Op::Const(Bits::int(u32::MAX as i64)), &[]);
+        p.op(DType::BOOL, Op::Const(Bits::bool(true)), &[]);
+        p.op(DType::U8, Op::Lookup(u128::MAX), &[index]);
+        p.op(DType::U8, Op::Lookup(1), &[index]);
+        p.reg(DType::BF16.with_lanes(32));
+        p.code.push(Inst::Prefetch { mem: Mem::Local(0), index, offset: i64::MIN });
+        p.code.push(Inst::Prefetch { mem: Mem::Global(7), index, offset: i64::MAX });
+        check_round_trip(&p);
+    }
+
+    #[test]
+    fn errors_name_the_line_and_what_was_expected() {
+        let head = "linear t grid 1 threads 1\n  buffer g0: f32\n";
+        let cases = [
+            ("", "line 3: expected an instruction, found \"jump\"", "jump"),
+            ("", "line 3: expected a type, found \"f33 = Grid\"", "%0: f33 = Grid"),
+            (
+                "",
+                "line 3: expected an operation or a value, found \"Frobnicate %0\"",
+                "%0: i64 = Frobnicate %0",
+            ),
+            ("", "line 3: expected an operation or a value, found \"1.5\"", "%0: i64 = 1.5"),
+            ("", "line 3: expected `]`, found \"\"", "%0: i64 = load g0[%0"),
+            ("", "line 3: expected a definition of %7, found \"%7\"", "%0: i64 = Neg %7"),
+            ("", "line 3: expected the end of the line, found \"now\"", "barrier now"),
+            ("", "line 3: expected `g1:`, found \"g2: i8\"", "buffer g2: i8"),
+            ("%0: i64 = 1\n", "line 4: expected a register without", "%0: i64 = 2"),
+            ("", "line 1: expected a definition or `unused` line of %0", "%1: i64 = 2"),
+        ];
+        for (before, want, line) in cases {
+            let error = parse(&format!("{head}{before}{line}")).expect_err(line).to_string();
+            assert!(error.starts_with(want), "{error}");
+        }
+        assert_eq!(parse("").unwrap_err().to_string(), "line 1: expected `linear `, found \"\"");
+        let deep = format!("linear t grid {}", "Add(".repeat(100_000));
+        assert_eq!(parse(&deep).unwrap_err().expected, "a less nested grid");
+    }
+
+    #[test]
+    fn mutated_text_never_panics() {
+        let (mut accepted, mut rejected) = (0, 0);
+        for seed in 0..2000 {
+            let mut rng = Rng::new(seed);
+            let mut text: Vec<char> =
+                random_program(&mut Rng::new(seed % 20), &CPU, 20).0.to_string().chars().collect();
+            for _ in 0..1 + rng.below(3) {
+                let at = rng.below(text.len());
+                match rng.below(4) {
+                    0 => drop(text.remove(at)),
+                    1 => {
+                        text[at] = *rng.choose(&['0', '9', '%', '[', ']', ' ', 'x', '-', 'é', '\n', ':', '('])
+                    }
+                    2 => text.insert(at, *rng.choose(&['0', '9', '%', ',', 's', 'g', '\u{1F600}'])),
+                    _ => text.truncate(at.max(1)),
+                }
+            }
+            match parse(&text.into_iter().collect::<String>()) {
+                Ok(program) => {
+                    // Whatever parses can be printed and checked.
+                    let _ = (program.to_string(), spec::linear::check(&program));
+                    accepted += 1;
+                }
+                Err(e) => {
+                    assert!(e.line > 0 && !e.expected.is_empty());
+                    rejected += 1;
+                }
+            }
+        }
+        assert!(accepted > 50 && rejected > 500, "{accepted} accepted, {rejected} rejected");
+    }
+}
