@@ -3,12 +3,18 @@
 use compiler::dtype::{Bits, DType};
 use compiler::linear::{Count, Inst, Linear, Mem, Op};
 use compiler::scalar::Binary;
+use runtime::cuda::CudaDevice;
 use runtime::device::{Device, Error};
 use runtime::interp::InterpDevice;
 use runtime::plan::Plan;
 
 fn devices() -> Vec<Box<dyn Device>> {
-    vec![Box::new(InterpDevice)]
+    let mut all: Vec<Box<dyn Device>> = vec![Box::new(InterpDevice)];
+    match CudaDevice::new(0) {
+        Ok(gpu) => all.push(Box::new(gpu)),
+        Err(e) => eprintln!("skipped: {e}"),
+    }
+    all
 }
 
 /// `out[g] = 2·in[g] + k` for g below n.

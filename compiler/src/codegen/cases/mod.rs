@@ -325,3 +325,16 @@ fn load(p: &mut Linear, t: DType, mem: Mem, index: Reg, offset: i64) -> Reg {
     p.code.push(Inst::Load { dst, mem, index, offset, gate: None });
     dst
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interp;
+
+    #[test]
+    fn every_case_is_defined_for_a_cpu_too() {
+        for mut case in all(1) {
+            interp::linear::run(&case.program, &mut case.buffers, &case.symbols);
+        }
+    }
+}
