@@ -55,6 +55,16 @@ enum Draw {
     Between(f32, f32),
 }
 
+/// Where an operation's operands come from: code generators treat each kind in a way of its own.
+#[derive(Clone, Copy)]
+enum Source {
+    Memory,
+    Constant,
+    /// i64 scalars are computed from the thread's number and so have a small known range; the rest is loaded.
+    Index,
+}
+
+/// The cases for blocks of `threads` threads.
 pub fn all(threads: u32) -> Vec<Case> {
     let mut c = Cases { threads, rng: Rng::new(1), all: vec![] };
     c.unary();
@@ -107,24 +117,53 @@ impl Cases {
         name: String,
         inputs: &[(DType, Draw)],
         bound: f32,
-        body: impl FnOnce(&mut Linear, &[Reg]) -> Reg,
+        body: impl Fn(&mut Linear, &[Reg]) -> Reg,
+    ) {
+        self.apply(format!("{name}_loaded"), inputs, Source::Memory, bound, &body);
+        if inputs.iter().all(|(t, _)| matches!(t.lanes, 1 | 4 | 16)) {
+            self.apply(format!("{name}_constant"), inputs, Source::Constant, bound, &body);
+        }
+        if inputs.iter().any(|(t, _)| *t == DType::I64) {
+            self.apply(format!("{name}_computed"), inputs, Source::Index, bound, &body);
+        }
+    }
+
+    fn apply(
+        &mut self,
+        name: String,
+        inputs: &[(DType, Draw)],
+        source: Source,
+        bound: f32,
+        body: &dyn Fn(&mut Linear, &[Reg]) -> Reg,
     ) {
         let mut p = empty(name.to_lowercase(), self.threads);
         let me = me(&mut p);
         let many = GRID as usize * self.threads as usize;
         let (mut args, mut buffers) = (vec![], vec![]);
-        for (i, (t, draw)) in inputs.iter().enumerate() {
-            p.buffers.push((t.with_lanes(1), false));
-            buffers.push(self.data(t.scalar, many * t.lanes as usize, *draw));
-            let index = scaled(&mut p, me, t.lanes);
-            args.push(load(&mut p, *t, Mem::Global(i as u32), index, 0));
+        for (t, draw) in inputs {
+            args.push(match source {
+                Source::Constant => {
+                    let value = self.draw(t.scalar, *draw);
+                    p.op(*t, Op::Const(value), &[])
+                }
+                Source::Index if *t == DType::I64 => {
+                    let origin = int(&mut p, 40 + args.len() as i64);
+                    p.op(DType::I64, Op::Binary(Binary::Sub), &[me, origin])
+                }
+                _ => {
+                    p.buffers.push((t.with_lanes(1), false));
+                    buffers.push(self.data(t.scalar, many * t.lanes as usize, *draw));
+                    let index = scaled(&mut p, me, t.lanes);
+                    load(&mut p, *t, Mem::Global(buffers.len() as u32 - 1), index, 0)
+                }
+            });
         }
         let value = body(&mut p, &args);
         let t = p.dtype(value);
         p.buffers.push((t.with_lanes(1), true));
+        let mem = Mem::Global(buffers.len() as u32);
         buffers.push(vec![0; many * t.bytes()]);
         let index = scaled(&mut p, me, t.lanes);
-        let mem = Mem::Global(inputs.len() as u32);
         p.code.push(Inst::Store { mem, index, offset: 0, value, gate: None });
         self.all.push(Case { program: p, buffers, symbols: vec![], bound });
     }

@@ -162,6 +162,10 @@ impl Asm {
     pub fn wide(&mut self, p: Piece) -> Piece {
         if let Piece::R(_) = p { self.d("cvt.s64.s32", &[p]) } else { p }
     }
+    /// An i64 in a 64-bit register.
+    pub fn wide_reg(&mut self, p: Piece) -> Piece {
+        if let Piece::Imm(_) = p { self.d("mov.b64", &[p]) } else { self.wide(p) }
+    }
     /// The low 32 bits of an index.
     pub fn low(&mut self, p: Piece) -> Piece {
         if let Piece::D(_) = p { self.r("cvt.u32.u64", &[p]) } else { p }

@@ -235,6 +235,9 @@ impl Emitter<'_> {
         assert!(width.is_power_of_two() && width <= 32, "lane groups of {width}");
         let v = self.value(src);
         let mut lanes = self.unpack(&v, t);
+        if t.scalar == Scalar::I64 {
+            lanes = lanes.into_iter().map(|p| self.asm.wide_reg(p)).collect();
+        }
         let mut distance = width / 2;
         while distance > 0 {
             for lane in &mut lanes {
@@ -249,7 +252,6 @@ impl Emitter<'_> {
     /// The value in the thread whose number differs in the bits of `distance`.
     fn shuffle(&mut self, s: Scalar, p: Piece, distance: u32) -> Piece {
         if s == Scalar::I64 {
-            let p = self.asm.wide(p);
             let halves = self.asm.split(p).map(|h| self.shuffle(Scalar::I32, h, distance));
             return self.asm.join(halves);
         }

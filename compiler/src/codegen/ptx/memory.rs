@@ -224,14 +224,9 @@ impl Emitter<'_> {
         src: &[Piece],
         gate: Option<Piece>,
     ) {
-        let src: Vec<_> = src
-            .iter()
-            .map(|p| match (s, p) {
-                (Scalar::I64, Piece::Imm(_)) => self.asm.d("mov.b64", &[*p]),
-                (Scalar::I64, _) => self.asm.wide(*p),
-                _ => self.asm.reg(*p),
-            })
-            .collect();
+        let wide = s == Scalar::I64;
+        let held = |p: &Piece| if wide { self.asm.wide_reg(*p) } else { self.asm.reg(*p) };
+        let src: Vec<_> = src.iter().map(held).collect();
         self.asm.store(gate, &format!("{op}.{}", access(size, register_bytes(s))), at, &src);
     }
 
