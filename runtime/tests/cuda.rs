@@ -6,6 +6,8 @@ use runtime::bandwidth;
 use runtime::cuda::CudaDevice;
 use runtime::device::{Device, Error};
 use runtime::plan::Plan;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn device() -> Option<CudaDevice> {
     match CudaDevice::new(0) {
@@ -20,17 +22,26 @@ fn device() -> Option<CudaDevice> {
 #[test]
 fn every_case_runs_as_interpreted() {
     let Some(gpu) = device() else { return };
-    let mut wrong = vec![];
     let all = cases::all(128);
-    let count = all.len();
-    for case in all {
-        let mut want = case.buffers.clone();
-        interp::linear::run(&case.program, &mut want, &case.symbols);
-        let outcome = run(&gpu, &case).map_err(|e| e.to_string()).and_then(|got| case.compare(&want, &got));
-        if let Err(why) = outcome {
-            wrong.push(format!("{}: {why}", case.program.name));
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(vec![]));
+    // The driver takes some milliseconds to assemble each program, so every core has a share.
+    let work = || {
+        while let Some(case) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut want = case.buffers.clone();
+            interp::linear::run(&case.program, &mut want, &case.symbols);
+            let outcome =
+                run(&gpu, case).map_err(|e| e.to_string()).and_then(|got| case.compare(&want, &got));
+            if let Err(why) = outcome {
+                wrong.lock().unwrap().push(format!("{}: {why}", case.program.name));
+            }
         }
-    }
+    };
+    std::thread::scope(|s| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            s.spawn(work);
+        }
+    });
+    let (wrong, count) = (wrong.into_inner().unwrap(), all.len());
     assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
     eprintln!("{count} cases on {}", gpu.name());
 }

@@ -238,12 +238,8 @@ impl<'a> Emitter<'a> {
     fn begin(&mut self, var: Reg, extent: Reg, carried: &[(Reg, Reg)]) {
         let rounds = self.fact(extent);
         let narrow = rounds.fits_i32();
-        let mut extent = self.scalar(extent);
-        if narrow {
-            extent = self.asm.low(extent);
-        } else {
-            extent = self.asm.wide(extent);
-        }
+        let extent = self.scalar(extent);
+        let extent = if narrow { self.asm.low(extent) } else { self.asm.wide(extent) };
         let zero = Piece::Imm(0);
         let counter = if narrow { self.asm.r("mov.b32", &[zero]) } else { self.asm.d("mov.b64", &[zero]) };
         let phis: Vec<Vec<Piece>> = carried.iter().map(|(phi, init)| self.copies(*phi, *init)).collect();
