@@ -178,6 +178,14 @@ fn timing_runs_the_step_and_times_each_launch() {
 }
 
 #[test]
+fn an_empty_plan_runs() {
+    let device = stub::device(2);
+    let mut plan = device.prepare(Plan::new([""; 0])).unwrap();
+    device.run(&mut plan, &[]).unwrap();
+    assert!(device.time(&mut plan, &[]).unwrap().is_empty());
+}
+
+#[test]
 fn wrong_steps_are_refused() {
     let device = stub::device(1);
     let buffer = device.alloc(64).unwrap();

@@ -2,6 +2,7 @@
 
 pub mod cases;
 pub mod ptx;
+pub mod x86;
 
 use crate::linear::Linear;
 

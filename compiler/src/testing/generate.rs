@@ -20,8 +20,9 @@ const MAX_DEPTH: usize = 2;
 /// Elements of a buffer that is only read: enough for a tile of 16 rows, and no power of two.
 const INPUT_LEN: i64 = 1200;
 
-/// A legal program of about `size` instructions for a target that can do `caps`, its buffers and symbol values.
-pub fn random_program(rng: &mut Rng, caps: &Caps, size: usize) -> (Linear, Vec<Vec<u8>>, Vec<i64>) {
+/// A legal program for a target that can do `caps`, its buffers and symbol values. A step is an instruction and those
+/// that make its operands.
+pub fn random_program(rng: &mut Rng, caps: &Caps, steps: usize) -> (Linear, Vec<Vec<u8>>, Vec<i64>) {
     let symbols: Vec<i64> = vec![rng.range(0, MAX_ROUNDS), rng.range(1, 3), rng.bits() as i64];
     let threads = 1 << rng.below(caps.max_threads.min(64).ilog2() as usize + 1);
     let grid = loop {
@@ -58,10 +59,10 @@ pub fn random_program(rng: &mut Rng, caps: &Caps, size: usize) -> (Linear, Vec<V
         own: Reg(0),
         rounds: vec![],
         diverged: false,
+        steps,
     };
     g.start();
-    let size = g.program.code.len() + size;
-    while g.program.code.len() < size {
+    while g.steps > 0 {
         g.step();
     }
     g.store_unused(0, 16);
@@ -90,11 +91,14 @@ fn random_count(rng: &mut Rng, nesting: usize) -> Count {
     }
 }
 
-/// What the read-only buffers hold: any integer; floats that are quarters in [-4, 4], so that bf16 sums are exact.
+/// What buffers hold at first: any integer; floats in [-4, 4], the narrow ones quarters so that tile products are exact.
 fn input(rng: &mut Rng, s: Scalar) -> Bits {
-    match s.is_float() {
-        true => Bits::float(rng.range(-16, 16) as f32 / 4.0),
-        false => Bits::int(s.wrap(rng.bits() as i64)),
+    match s {
+        Scalar::F32 if rng.one_in(8) => Bits::float(-0.0),
+        Scalar::F32 if !rng.one_in(4) => Bits::float(4.0 * rng.f32()),
+        Scalar::Bool => Bits::bool(rng.one_in(2)),
+        _ if s.is_float() => Bits::float(rng.range(-16, 16) as f32 / 4.0),
+        _ => Bits::int(s.wrap(rng.bits() as i64)),
     }
 }
 
@@ -119,6 +123,8 @@ struct Generator<'a> {
     rounds: Vec<Reg>,
     /// The threads of a block may be in different rounds here.
     diverged: bool,
+    /// Steps that are left to take.
+    steps: usize,
 }
 
 impl Generator<'_> {
@@ -153,7 +159,8 @@ impl Generator<'_> {
     }
 
     fn step(&mut self) {
-        match self.rng.below(32) {
+        self.steps = self.steps.saturating_sub(1);
+        match self.rng.below(33) {
             0..3 => self.unary(),
             3..10 => self.binary(),
             10 => self.fma(),
@@ -161,15 +168,15 @@ impl Generator<'_> {
             13..16 => self.cast(),
             16 => self.bitcast(),
             17..20 => self.shuffle(),
-            20 => self.fold(),
-            21 => self.dot4(),
-            22 => self.lookup(),
-            23..25 => self.load_input(),
-            25 => self.gather(),
-            26 => self.load_own(),
-            27 => self.use_local(),
-            28 => self.special(),
-            29..31 => {
+            20..22 => self.fold(),
+            22 => self.dot4(),
+            23 => self.lookup(),
+            24..26 => self.load_input(),
+            26 => self.gather(),
+            27 => self.load_own(),
+            28 => self.use_local(),
+            29 => self.special(),
+            30..32 => {
                 let Some(t) = self.dtype(|_| true) else { return };
                 let value = self.pick(t);
                 self.store(value);
@@ -200,13 +207,13 @@ impl Generator<'_> {
         self.interval[r.0 as usize]
     }
 
+    /// A constant for the step's own use: not in scope.
     fn int(&mut self, t: DType, v: i64) -> Reg {
-        self.op(t, Op::Const(Bits::int(v)), &[])
+        self.program.op(t, Op::Const(Bits::int(v)), &[])
     }
 
     fn float(&mut self, lanes: u16, v: f32) -> Reg {
-        let r = self.program.op(DType::F32.with_lanes(lanes), Op::Const(Bits::float(v)), &[]);
-        self.defined(r, (v as f64, v as f64))
+        self.program.op(DType::F32.with_lanes(lanes), Op::Const(Bits::float(v)), &[])
     }
 
     fn constant(&mut self, t: DType) -> Reg {
@@ -219,7 +226,7 @@ impl Generator<'_> {
         let small = self.rng.range(-9, 9);
         let v = *self.rng.choose(&[lo, hi, small, small]);
         let v = if self.rng.one_in(4) { self.rng.range(lo, hi) } else { v };
-        self.int(t, t.scalar.wrap(v))
+        self.op(t, Op::Const(Bits::int(t.scalar.wrap(v))), &[])
     }
 
     /// A lane count that keeps `t` within the vector width.
@@ -258,8 +265,13 @@ impl Generator<'_> {
         if !known.is_empty() && !self.rng.one_in(8) {
             return known[self.rng.below(known.len()).max(self.rng.below(known.len()))];
         }
+        let compared = DType::I32.with_lanes(t.lanes);
         match self.input(t.scalar) {
             Some(mem) if !self.rng.one_in(3) => self.load(t, mem, false),
+            None if t.scalar == Scalar::Bool && self.fits(compared) => {
+                let args = [self.pick(compared), self.pick(compared)];
+                self.op(t, Op::Binary(Binary::Lt), &args)
+            }
             _ => self.constant(t),
         }
     }
@@ -273,8 +285,8 @@ impl Generator<'_> {
         let t = self.program.dtype(x);
         let flag = DType::BOOL.with_lanes(t.lanes);
         let (low, high) = (self.float(t.lanes, lo), self.float(t.lanes, hi));
-        let above = self.op(flag, Op::Binary(Binary::Le), &[low, x]);
-        let below = self.op(flag, Op::Binary(Binary::Le), &[x, high]);
+        let above = self.program.op(flag, Op::Binary(Binary::Le), &[low, x]);
+        let below = self.program.op(flag, Op::Binary(Binary::Le), &[x, high]);
         let inside = self.op(flag, Op::Binary(Binary::And), &[above, below]);
         let r = self.program.op(t, Op::Where, &[inside, x, low]);
         self.defined(r, (lo as f64, hi as f64))
@@ -483,7 +495,7 @@ impl Generator<'_> {
         let uniform = self.rng.one_in(2);
         let extent = match self.rng.below(3) {
             _ if !uniform => self.below(DType::I64, MAX_ROUNDS + 1),
-            0 => self.op(DType::I64, Op::Symbol(0), &[]),
+            0 => self.program.op(DType::I64, Op::Symbol(0), &[]),
             _ => {
                 let rounds = self.rng.range(0, MAX_ROUNDS);
                 self.int(DType::I64, rounds)
@@ -505,7 +517,7 @@ impl Generator<'_> {
         [var].iter().chain(&phis).for_each(|r| {
             self.defined(*r, ANY);
         });
-        for _ in 0..3 + self.rng.below(12) {
+        for _ in 0..(3 + self.rng.below(12)).min(self.steps) {
             self.step();
         }
         self.store_unused(outside, 3);

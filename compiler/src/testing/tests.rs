@@ -12,7 +12,7 @@ fn random_programs_are_legal_and_defined() {
     let mut changed = 0;
     for seed in 0..300 {
         for caps in [CPU, GPU] {
-            let (program, inputs, symbols) = random_program(&mut Rng::new(seed), &caps, 60);
+            let (program, inputs, symbols) = random_program(&mut Rng::new(seed), &caps, 25);
             let mut buffers = inputs.clone();
             interp::linear::run(&program, &mut buffers, &symbols);
             changed += (buffers != inputs) as usize;
@@ -29,7 +29,7 @@ fn random_programs_are_legal_and_defined() {
 fn kinds(caps: &Caps) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     for seed in 0..1000 {
-        let program = random_program(&mut Rng::new(seed), caps, 60).0;
+        let program = random_program(&mut Rng::new(seed), caps, 50).0;
         for inst in &program.code {
             let scalar = |r: &Reg| program.dtype(*r).scalar;
             seen.insert(match inst {
@@ -115,9 +115,9 @@ fn perturbed(p: &Linear) -> Linear {
 
 #[test]
 fn nothing_unspecified_reaches_a_buffer() {
-    for seed in 0..300 {
+    for seed in 0..400 {
         for caps in [CPU, GPU] {
-            let (program, buffers, symbols) = random_program(&mut Rng::new(seed), &caps, 60);
+            let (program, buffers, symbols) = random_program(&mut Rng::new(seed), &caps, 40);
             let want = expected(&program, &buffers, &symbols).unwrap();
             let got = expected(&perturbed(&program), &buffers, &symbols).unwrap();
             assert_eq!(difference(&program, &want, &got), None, "seed {seed}\n{program}");
@@ -141,7 +141,7 @@ fn shrinking_leaves_the_culprit() {
     let mut shrunk = 0;
     for seed in 0..200 {
         let caps = if seed % 2 == 0 { CPU } else { GPU };
-        let (program, buffers, symbols) = random_program(&mut Rng::new(seed), &caps, 80);
+        let (program, buffers, symbols) = random_program(&mut Rng::new(seed), &caps, 25);
         let mut fails = |p: &Linear| {
             expected(p, &buffers, &symbols).is_some_and(|want| {
                 let got = expected(&miscompiled(p), &buffers, &symbols);

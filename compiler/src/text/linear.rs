@@ -317,7 +317,7 @@ mod tests {
     fn random_programs_round_trip() {
         for seed in 0..500 {
             let caps = if seed % 2 == 0 { CPU } else { GPU };
-            check_round_trip(&random_program(&mut Rng::new(seed), &caps, 60).0);
+            check_round_trip(&random_program(&mut Rng::new(seed), &caps, 20).0);
         }
     }
 
@@ -375,7 +375,7 @@ mod tests {
         for seed in 0..2000 {
             let mut rng = Rng::new(seed);
             let mut text: Vec<char> =
-                random_program(&mut Rng::new(seed % 20), &CPU, 20).0.to_string().chars().collect();
+                random_program(&mut Rng::new(seed % 20), &CPU, 8).0.to_string().chars().collect();
             for _ in 0..1 + rng.below(3) {
                 let at = rng.below(text.len());
                 match rng.below(4) {

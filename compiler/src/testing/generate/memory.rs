@@ -20,9 +20,9 @@ impl Generator<'_> {
     /// Stores something in this thread's part of a local memory: as many elements as a vector has.
     pub(super) fn store_local(&mut self, local: usize, t: DType) {
         let part = self.caps.vector_bytes as i64 / t.scalar.bytes() as i64;
-        let thread = self.op(DType::I64, Op::Thread, &[]);
+        let thread = self.program.op(DType::I64, Op::Thread, &[]);
         let size = self.int(DType::I64, part);
-        let index = self.op(DType::I64, Op::Binary(Binary::Mul), &[thread, size]);
+        let index = self.program.op(DType::I64, Op::Binary(Binary::Mul), &[thread, size]);
         let (value, offset) = (self.pick(t), self.rng.range(0, part - t.lanes as i64));
         let mem = Mem::Local(local as u32);
         self.program.code.push(Inst::Store { mem, index, offset, value, gate: None });
@@ -70,9 +70,9 @@ impl Generator<'_> {
         let (zero, len) = (-offset, INPUT_LEN - offset);
         let (index, of, end) = match each {
             true => {
-                let steps = self.op(DType::I32.with_lanes(t.lanes), Op::Iota, &[]);
-                let steps = self.op(lanes, Op::Cast, &[steps]);
-                let all = self.op(lanes, Op::Spread, &[start]);
+                let steps = self.program.op(DType::I32.with_lanes(t.lanes), Op::Iota, &[]);
+                let steps = self.program.op(lanes, Op::Cast, &[steps]);
+                let all = self.program.op(lanes, Op::Spread, &[start]);
                 (self.op(lanes, Op::Binary(Binary::Add), &[all, steps]), lanes, len)
             }
             false => (start, DType::I64, len - t.lanes as i64 + 1),
@@ -115,12 +115,12 @@ impl Generator<'_> {
         match self.rounds.last().copied() {
             Some(round) if self.rng.one_in(2) => {
                 let step = self.int(DType::I64, lanes as i64);
-                let by = self.op(DType::I64, Op::Binary(Binary::Mul), &[round, step]);
-                (self.op(DType::I64, Op::Binary(Binary::Add), &[self.own, by]), offset)
+                let by = self.program.op(DType::I64, Op::Binary(Binary::Mul), &[round, step]);
+                (self.program.op(DType::I64, Op::Binary(Binary::Add), &[self.own, by]), offset)
             }
             _ if self.rng.one_in(3) => {
                 let far = self.int(DType::I64, 1 << 20);
-                (self.op(DType::I64, Op::Binary(Binary::Add), &[self.own, far]), offset - (1 << 20))
+                (self.program.op(DType::I64, Op::Binary(Binary::Add), &[self.own, far]), offset - (1 << 20))
             }
             _ => (self.own, offset),
         }

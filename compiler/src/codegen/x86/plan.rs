@@ -1,0 +1,321 @@
+//! What selection may merge: a linear program in, for every instruction whether it is emitted and what it absorbs, out.
+//!
+//! A load merges into its only reader when no store, barrier or loop boundary stands between them, so it never sees
+//! other memory than it would have seen in its place.
+
+use super::Features;
+use crate::dtype::{Bits, DType, Scalar};
+use crate::linear::{Inst, Linear, Mem, Op, Reg};
+use crate::scalar::Binary;
+
+/// An argument that is read from memory by the instruction itself.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Folded {
+    pub arg: usize,
+    /// Index of the load.
+    pub load: usize,
+    /// The load is one element, repeated to all lanes.
+    pub broadcast: bool,
+}
+
+/// `mem` + `index`·scale + `disp` bytes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Place {
+    pub mem: Mem,
+    pub index: Option<(Reg, u8)>,
+    pub disp: i64,
+}
+
+pub struct Plan<'a> {
+    p: &'a Linear,
+    features: Features,
+    /// Defining instruction of each register.
+    pub def: Vec<usize>,
+    uses: Vec<u32>,
+    /// Loop nest segment of each instruction: equal numbers are in straight-line code together.
+    block: Vec<u32>,
+    /// Like `block`, and without a store or barrier between.
+    span: Vec<u32>,
+    pub emitted: Vec<bool>,
+    pub folded: Vec<Option<Folded>>,
+    /// Instructions merged into their only reader: a byte shift into an `And`, a comparison into a `Where`.
+    pub absorbed: Vec<bool>,
+    /// Most vector values alive at once.
+    pub pressure: usize,
+}
+
+impl<'a> Plan<'a> {
+    pub fn new(p: &'a Linear, features: Features) -> Plan<'a> {
+        let n = p.code.len();
+        let mut plan = Plan {
+            p,
+            features,
+            def: vec![usize::MAX; p.regs.len()],
+            uses: vec![0; p.regs.len()],
+            block: Vec::with_capacity(n),
+            span: Vec::with_capacity(n),
+            emitted: vec![true; n],
+            folded: vec![None; n],
+            absorbed: vec![false; n],
+            pressure: 0,
+        };
+        let (mut block, mut span) = (0, 0);
+        for (i, inst) in p.code.iter().enumerate() {
+            plan.block.push(block);
+            plan.span.push(span);
+            match inst {
+                Inst::Loop { .. } | Inst::End { .. } => (block, span) = (block + 1, span + 1),
+                Inst::Store { .. } | Inst::Barrier => span += 1,
+                _ => {}
+            }
+            inst.defs().iter().for_each(|r| plan.def[r.0 as usize] = i);
+            inst.uses().iter().for_each(|r| plan.uses[r.0 as usize] += 1);
+        }
+        plan.merge();
+        plan.pressure = plan.measure_pressure();
+        plan
+    }
+
+    pub fn def_of(&self, r: Reg) -> &'a Inst {
+        &self.p.code[self.def[r.0 as usize]]
+    }
+
+    pub fn op_of(&self, r: Reg) -> Option<(Op, &'a [Reg])> {
+        match self.def_of(r) {
+            Inst::Op { op, args, .. } => Some((*op, args)),
+            _ => None,
+        }
+    }
+
+    pub fn constant(&self, r: Reg) -> Option<Bits> {
+        match self.op_of(r)? {
+            (Op::Const(b), _) => Some(b),
+            (Op::Thread, _) => Some(Bits::int(0)),
+            (Op::Spread | Op::Repeat, args) => self.constant(args[0]),
+            _ => None,
+        }
+    }
+
+    /// Walks from the last instruction to the first and decides merges and what is dead.
+    fn merge(&mut self) {
+        let mut needed = vec![false; self.p.regs.len()];
+        for i in (0..self.p.code.len()).rev() {
+            let inst = &self.p.code[i];
+            let pure = matches!(inst, Inst::Op { .. } | Inst::Load { .. } | Inst::Gather { .. });
+            if self.absorbed[i] || (pure && !inst.defs().iter().any(|r| needed[r.0 as usize])) {
+                self.emitted[i] = false;
+                continue;
+            }
+            self.folded[i] = self.fold(i);
+            let mut need: Vec<Reg> = inst.uses();
+            if let Some(place) = self.place(inst) {
+                need.remove(0);
+                need.extend(place.index.map(|x| x.0));
+            }
+            if let Some(f) = self.folded[i] {
+                need.remove(f.arg);
+                let place = self.place(&self.p.code[f.load]).expect("a load has a place");
+                need.extend(place.index.map(|x| x.0));
+            }
+            if let Some(r) = self.absorbs(i) {
+                self.absorbed[self.def[r.0 as usize]] = true;
+                need.retain(|x| *x != r);
+                need.extend(self.def_of(r).uses());
+            }
+            need.iter().for_each(|r| needed[r.0 as usize] = true);
+        }
+    }
+
+    fn only_use_in(&self, r: Reg, block: &[u32], at: usize) -> bool {
+        self.uses[r.0 as usize] == 1 && block[self.def[r.0 as usize]] == block[at]
+    }
+
+    /// The load behind `r` when instruction `at` may do it itself.
+    fn movable_load(&self, r: Reg, at: usize) -> Option<usize> {
+        let i = self.def[r.0 as usize];
+        let plain = matches!(self.p.code[i], Inst::Load { gate: None, .. });
+        (plain && self.p.dtype(r).scalar != Scalar::Bool && self.only_use_in(r, &self.span, at)).then_some(i)
+    }
+
+    fn fold(&self, at: usize) -> Option<Folded> {
+        let Inst::Op { dst, op, args } = &self.p.code[at] else { return None };
+        let t = self.p.dtype(*dst);
+        let source = |arg: usize| self.p.dtype(args[arg]);
+        let direct = |arg: usize| {
+            Some(Folded { arg, load: self.movable_load(args[arg], at)?, broadcast: false })
+        };
+        // A whole vector or scalar as it stands, or one 4-byte element for all lanes.
+        let operand = |arg: usize| {
+            let t = source(arg);
+            let full = t.lanes > 1 && t.bytes() >= 16 || t == DType::F32;
+            if let Some(f) = direct(arg).filter(|_| full) {
+                return Some(f);
+            }
+            let (Op::Spread | Op::Repeat, from) = self.op_of(args[arg])? else { return None };
+            let wide = self.features.avx512 && t.bytes() >= 16 && self.p.dtype(from[0]).bytes() == 4;
+            let repeats = matches!(self.op_of(args[arg])?.0, Op::Repeat) || self.p.dtype(from[0]).lanes == 1;
+            if !wide || !repeats || !self.only_use_in(args[arg], &self.span, at) {
+                return None;
+            }
+            let load = self.movable_load(from[0], self.def[args[arg].0 as usize])?;
+            Some(Folded { arg, load, broadcast: true })
+        };
+        match op {
+            Op::Repeat | Op::Spread if t.scalar != Scalar::Bool && t.lanes > source(0).lanes => {
+                (*op == Op::Repeat || source(0).lanes == 1).then(|| direct(0)).flatten()
+            }
+            Op::Cast => {
+                let s = source(0);
+                let widens = s.scalar.is_int() && t.scalar.is_int() && s.bytes() < t.bytes()
+                    || s.scalar.is_int() && s.scalar.bytes() <= 2 && t.scalar == Scalar::F32
+                    || s.scalar == Scalar::I32 && t.scalar == Scalar::F32
+                    || matches!(s.scalar, Scalar::F16 | Scalar::BF16) && t.scalar == Scalar::F32;
+                let half = !s.scalar.is_int();
+                (widens && (s.lanes > 1 && t.bytes() >= 16 || s.lanes == 1 && half)).then(|| direct(0)).flatten()
+            }
+            Op::Dot4 if t.bytes() >= 16 && self.features.dot4() => operand(2),
+            Op::Binary(b) if !b.is_compare() && (t == DType::F32 || t.lanes > 1 && t.bytes() >= 16) => {
+                use Binary::*;
+                let element = t.scalar.bytes();
+                let right = |f: &Folded| !f.broadcast || element == 4;
+                let plain = matches!(b, Add | Sub | Mul | Max | Min | And | Or | Xor)
+                    || *b == Div && t.scalar == Scalar::F32;
+                if !plain || t.scalar == Scalar::Bool {
+                    return None;
+                }
+                operand(1).filter(right).or_else(|| operand(0).filter(|f| b.commutes() && right(f)))
+            }
+            Op::Fma if t == DType::F32 || t.bytes() >= 16 => {
+                operand(1).or_else(|| operand(0)).or_else(|| operand(2))
+            }
+            _ => None,
+        }
+    }
+
+    /// The argument whose definition instruction `at` does as part of itself.
+    fn absorbs(&self, at: usize) -> Option<Reg> {
+        let Inst::Op { dst, op, args } = &self.p.code[at] else { return None };
+        let merged = |r: Reg| self.only_use_in(r, &self.block, at);
+        match op {
+            Op::Binary(Binary::And) if self.folded[at].is_none() => self.masked_shift(*dst, args).filter(|r| merged(*r)),
+            Op::Where if self.p.dtype(*dst).scalar != Scalar::Bool => {
+                let compares = matches!(self.op_of(args[0])?, (Op::Binary(b), a)
+                    if b.is_compare() && self.p.dtype(a[0]).scalar != Scalar::Bool
+                        && self.constant(a[0]).is_none());
+                // A vector mask has the width of what is compared, a scalar one is in the flags.
+                let s = self.p.dtype(self.op_of(args[0])?.1[0]).scalar;
+                let t = self.p.dtype(*dst);
+                let fits = match t.lanes {
+                    1 => s.is_int() && t.scalar != Scalar::F32,
+                    _ => self.features.avx512 || s.bytes() == t.scalar.bytes(),
+                };
+                (compares && fits && merged(args[0])).then_some(args[0])
+            }
+            _ => None,
+        }
+    }
+
+    /// `(x shift const) & const` on byte vectors: which register the shift is.
+    fn masked_shift(&self, dst: Reg, args: &[Reg]) -> Option<Reg> {
+        let t = self.p.dtype(dst);
+        if t.lanes == 1 || !matches!(t.scalar, Scalar::U8 | Scalar::I8) {
+            return None;
+        }
+        self.constant(args[1])?;
+        let (Op::Binary(shift), by) = self.op_of(args[0])? else { return None };
+        let logical = shift == Binary::Shl || shift == Binary::Shr && t.scalar == Scalar::U8;
+        (logical && self.constant(by[1]).is_some()).then_some(args[0])
+    }
+
+    /// Where a memory instruction goes; constants in the index move to the displacement, small factors to the scale.
+    pub fn place(&self, inst: &Inst) -> Option<Place> {
+        let (mem, index, offset, bytes) = match inst {
+            Inst::Load { dst, mem, index, offset, .. } => (*mem, *index, *offset, self.p.dtype(*dst).scalar.bytes()),
+            Inst::Store { mem, index, offset, value, .. } => {
+                (*mem, *index, *offset, self.p.dtype(*value).scalar.bytes())
+            }
+            Inst::Prefetch { mem, index, offset } => (*mem, *index, *offset, 1),
+            Inst::TileDot { mem, index, offset, b, .. } => {
+                (*mem, *index, *offset, if self.p.dtype(b[0]).scalar == Scalar::U8 { 1 } else { 2 })
+            }
+            _ => return None,
+        };
+        let (mut index, mut scale, mut disp) = (index, bytes as i64, offset.wrapping_mul(bytes as i64));
+        loop {
+            if let Some(c) = self.constant(index) {
+                return Some(Place { mem, index: None, disp: disp.wrapping_add(c.as_int().wrapping_mul(scale)) });
+            }
+            let step = match self.op_of(index) {
+                Some((Op::Binary(Binary::Add), a)) => self.constant(a[1]).map(|c| (a[0], c.as_int(), 1)),
+                Some((Op::Binary(Binary::Mul), a)) => self.constant(a[1]).map(|c| (a[0], 0, c.as_int())),
+                Some((Op::Binary(Binary::Shl), a)) => {
+                    self.constant(a[1]).filter(|c| c.as_int() < 4).map(|c| (a[0], 0, 1 << c.as_int()))
+                }
+                _ => None,
+            };
+            match step {
+                Some((next, add, factor)) if matches!(scale.wrapping_mul(factor), 1 | 2 | 4 | 8) => {
+                    disp = disp.wrapping_add(add.wrapping_mul(scale));
+                    (index, scale) = (next, scale * factor);
+                }
+                _ => return Some(Place { mem, index: Some((index, scale as u8)), disp }),
+            }
+        }
+    }
+
+    /// The largest value a u8 can have, as far as its definition shows.
+    pub fn u8_max(&self, r: Reg) -> u64 {
+        let Some((op, args)) = self.op_of(r) else { return 255 };
+        match op {
+            Op::Const(b) => b.0,
+            Op::Binary(Binary::And) => self.u8_max(args[0]).min(self.u8_max(args[1])),
+            Op::Binary(Binary::Shr) => match self.constant(args[1]) {
+                Some(by) => self.u8_max(args[0]) >> (by.0 & 7),
+                None => 255,
+            },
+            Op::Spread | Op::Repeat | Op::Slice(_) => self.u8_max(args[0]),
+            Op::Lookup(table) => table.to_le_bytes().into_iter().max().map_or(255, u64::from),
+            _ => 255,
+        }
+    }
+
+    fn measure_pressure(&self) -> usize {
+        // Last position of each value; a use in a loop that does not contain the definition lasts to the loop's end.
+        let n = self.p.code.len();
+        let mut ends = vec![0; n];
+        let mut open = Vec::new();
+        for (i, inst) in self.p.code.iter().enumerate() {
+            match inst {
+                Inst::Loop { .. } => open.push(i),
+                Inst::End { .. } => ends[open.pop().expect("End has its Loop")] = i,
+                _ => {}
+            }
+        }
+        let mut last = vec![0; self.p.regs.len()];
+        for (i, inst) in self.p.code.iter().enumerate() {
+            match inst {
+                Inst::Loop { .. } => open.push(i),
+                Inst::End { .. } => drop(open.pop()),
+                _ => {}
+            }
+            for r in inst.uses() {
+                let def = self.def[r.0 as usize];
+                let outermost = open.iter().find(|l| **l > def);
+                let at = outermost.map_or(i, |l| ends[*l]);
+                let l = &mut last[r.0 as usize];
+                *l = at.max(*l);
+            }
+        }
+        let mut change = vec![0i32; n + 1];
+        for (r, t) in self.p.regs.iter().enumerate() {
+            let vector = t.scalar != Scalar::Bool && (t.lanes > 1 || t.scalar == Scalar::F32);
+            let def = self.def[r];
+            if vector && def < n && self.emitted[def] && self.constant(Reg(r as u32)).is_none() && last[r] > def {
+                change[def] += 1;
+                change[last[r]] -= 1;
+            }
+        }
+        let mut alive = 0;
+        change.iter().map(|c| { alive += c; alive }).max().unwrap_or(0) as usize
+    }
+}

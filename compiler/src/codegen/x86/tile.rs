@@ -1,0 +1,93 @@
+//! Tile products on AMX. Tiles 0 holds the result; every height of B in the program has a tile for A and one for B.
+//!
+//! B's vectors go through the stack into their tile, which is kept while the block's next products name the same ones.
+
+use super::lower::Lower;
+use super::mach::{Address, Arg, Base, Size};
+use crate::dtype::Scalar;
+use crate::linear::{Inst, Reg};
+use iced_x86::Mnemonic as M;
+
+/// Cells of the stack where B and the result pass through; the first four belong to other sequences.
+const B_CELL: usize = 4;
+const RESULT_CELL: usize = B_CELL + 16;
+
+impl Lower<'_> {
+    /// Heights of B that occur, in order; at most three fit the eight tiles.
+    fn tile_heights(&self) -> Vec<usize> {
+        let mut heights: Vec<usize> = self
+            .p
+            .code
+            .iter()
+            .filter_map(|i| match i {
+                Inst::TileDot { b, .. } => Some(b.len()),
+                _ => None,
+            })
+            .collect();
+        heights.sort_unstable();
+        heights.dedup();
+        assert!(heights.len() <= 3, "tile products of {heights:?} rows need more than 8 tiles");
+        heights
+    }
+
+    pub fn configure_tiles(&mut self) {
+        let heights = self.tile_heights();
+        if heights.is_empty() {
+            return;
+        }
+        assert!(self.features.amx, "{} has tile products, which need AMX", self.p.name);
+        // Palette 1; 16-bit row lengths from byte 16 on, row counts from byte 48 on.
+        let mut config = [0u8; 64];
+        config[0] = 1;
+        let mut shape = |tile: usize, rows: usize, bytes: usize| {
+            config[16 + 2 * tile] = bytes as u8;
+            config[48 + tile] = rows as u8;
+        };
+        shape(0, 16, 64);
+        for (i, h) in heights.iter().enumerate() {
+            shape(1 + 2 * i, 16, 4 * h);
+            shape(2 + 2 * i, *h, 64);
+        }
+        let a = self.constant_at(&config);
+        self.op(M::Ldtilecfg, &[Arg::Mem(a.with_bytes(0))]);
+    }
+
+    pub fn release_tiles(&mut self) {
+        if !self.tile_heights().is_empty() {
+            self.op(M::Tilerelease, &[]);
+        }
+    }
+
+    pub fn tile_dot(&mut self, inst: &Inst, dst: &[Reg], b: &[Reg], stride: i64) {
+        let at = self.tile_heights().iter().position(|h| *h == b.len()).expect("configured at entry");
+        let (result, a_tile, b_tile) = (Arg::Tile(0), Arg::Tile(1 + 2 * at as u8), Arg::Tile(2 + 2 * at as u8));
+        let row = self.imm(64);
+        let rows = |a: Address| Arg::Mem(Address { index: Some((row, 1)), ..a.with_bytes(0) });
+        if self.tiles.get(&b.len()).is_none_or(|held| held != b) {
+            for (i, r) in b.iter().enumerate() {
+                let v = self.reg(*r);
+                let cell = self.cell(B_CELL + i, 64);
+                self.op(M::Vmovups, &[Arg::Mem(cell), Arg::Use(v, Size::Z)]);
+            }
+            let cell = self.cell(B_CELL, 0);
+            self.op(M::Tileloadd, &[b_tile, rows(cell)]);
+            self.tiles.insert(b.len(), b.to_vec());
+        }
+        let bytes = self.p.dtype(b[0]).scalar == Scalar::U8;
+        let from = self.address(inst, 0);
+        let from = self.lea(from);
+        let stride = self.imm(if bytes { stride } else { 2 * stride });
+        let a = Address { index: Some((stride, 1)), ..Address::new(Base::Reg(from), 0, 0) };
+        self.op(M::Tileloadd, &[a_tile, Arg::Mem(a)]);
+        self.op(M::Tilezero, &[result]);
+        self.op(if bytes { M::Tdpbsud } else { M::Tdpbf16ps }, &[result, a_tile, b_tile]);
+        self.cell(RESULT_CELL + 15, 64);
+        let cell = self.cell(RESULT_CELL, 0);
+        self.op(M::Tilestored, &[rows(cell), result]);
+        for (i, r) in dst.iter().enumerate() {
+            let cell = self.cell(RESULT_CELL + i, 64);
+            let v = self.load_vector(64, cell);
+            self.set(*r, v);
+        }
+    }
+}
