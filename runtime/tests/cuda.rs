@@ -1,8 +1,11 @@
 //! What only a GPU can show: every code generator's case against the interpreter, graphs, errors, speed.
 
-use compiler::codegen::cases;
 use compiler::interp;
+use compiler::linear::Linear;
+use compiler::rng::Rng;
+use compiler::testing::{self, cases};
 use runtime::bandwidth;
+use runtime::buffer::Slice;
 use runtime::cuda::CudaDevice;
 use runtime::device::{Device, Error};
 use runtime::plan::Plan;
@@ -19,20 +22,18 @@ fn device() -> Option<CudaDevice> {
     }
 }
 
-#[test]
-fn every_case_runs_as_interpreted() {
-    let Some(gpu) = device() else { return };
-    let all = cases::all(128);
+/// Calls `check` with every number below `count`, on all cores: the driver takes some milliseconds to assemble each
+/// program. Fails with what any of them say.
+fn check_all(count: usize, check: impl Fn(usize) -> Result<(), String> + Sync) {
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(vec![]));
-    // The driver takes some milliseconds to assemble each program, so every core has a share.
     let work = || {
-        while let Some(case) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut want = case.buffers.clone();
-            interp::linear::run(&case.program, &mut want, &case.symbols);
-            let outcome =
-                run(&gpu, case).map_err(|e| e.to_string()).and_then(|got| case.compare(&want, &got));
-            if let Err(why) = outcome {
-                wrong.lock().unwrap().push(format!("{}: {why}", case.program.name));
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                return;
+            }
+            if let Err(why) = check(i) {
+                wrong.lock().unwrap().push(why);
             }
         }
     };
@@ -41,27 +42,62 @@ fn every_case_runs_as_interpreted() {
             s.spawn(work);
         }
     });
-    let (wrong, count) = (wrong.into_inner().unwrap(), all.len());
-    assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
-    eprintln!("{count} cases on {}", gpu.name());
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn run(gpu: &CudaDevice, case: &cases::Case) -> Result<Vec<Vec<u8>>, Error> {
-    let program = gpu.load(case.program.clone(), gpu.target().emit(&case.program))?;
+/// The buffers as the GPU leaves them.
+fn run(
+    gpu: &CudaDevice,
+    linear: &Linear,
+    buffers: &[Vec<u8>],
+    symbols: &[i64],
+) -> Result<Vec<Vec<u8>>, Error> {
+    let program = gpu.load(linear.clone(), gpu.target().emit(linear))?;
     let mut slices = vec![];
-    for bytes in &case.buffers {
+    for bytes in buffers {
         let slice = gpu.alloc(bytes.len())?.whole();
         gpu.write(&slice, 0, bytes)?;
         slices.push(slice);
     }
-    let mut plan = Plan::new(case.program.symbols.clone());
+    let mut plan = Plan::new(linear.symbols.clone());
     plan.push(&program, slices.clone())?;
-    gpu.run(&mut gpu.prepare(plan)?, &case.symbols)?;
-    let read = |slice: &runtime::buffer::Slice| {
+    gpu.run(&mut gpu.prepare(plan)?, symbols)?;
+    let read = |slice: &Slice| {
         let mut bytes = vec![0; slice.len()];
         gpu.read(slice, 0, &mut bytes).map(|()| bytes)
     };
     slices.iter().map(read).collect()
+}
+
+#[test]
+fn every_case_runs_as_interpreted() {
+    let Some(gpu) = device() else { return };
+    let all = cases::all(128);
+    check_all(all.len(), |i| {
+        let (case, name) = (&all[i], &all[i].program.name);
+        let mut want = case.buffers.clone();
+        interp::linear::run(&case.program, &mut want, &case.symbols);
+        let got = run(&gpu, &case.program, &case.buffers, &case.symbols);
+        let got = got.map_err(|e| format!("{name}: {e}"))?;
+        case.compare(&want, &got).map_err(|e| format!("{name}: {e}"))
+    });
+    eprintln!("{} cases on {}", all.len(), gpu.name());
+}
+
+#[test]
+fn random_programs_run_as_interpreted() {
+    let Some(gpu) = device() else { return };
+    check_all(1000, |seed| {
+        let (program, buffers, symbols) =
+            testing::random_program(&mut Rng::new(seed as u64), &testing::GPU, 30);
+        let want = testing::expected(&program, &buffers, &symbols).expect("a defined program");
+        let got = run(&gpu, &program, &buffers, &symbols).map_err(|e| format!("seed {seed}: {e}"))?;
+        match testing::difference(&program, &want, &got) {
+            Some(why) => Err(format!("seed {seed}: {why}")),
+            None => Ok(()),
+        }
+    });
 }
 
 #[test]

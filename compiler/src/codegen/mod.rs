@@ -1,6 +1,5 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
-pub mod cases;
 pub mod ptx;
 pub mod x86;
 

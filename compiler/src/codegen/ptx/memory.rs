@@ -8,6 +8,9 @@ use super::{Emitter, pieces};
 use crate::dtype::{DType, Scalar};
 use crate::linear::{Mem, Reg};
 
+/// Offsets up to here, and some vectors on, fit the 32 bits that an address operand has for them.
+const LARGEST_OFFSET: u64 = 1 << 30;
+
 /// Cuts `bytes` bytes from an address aligned to `align` into accesses of at most 16: (position, size).
 fn cut(bytes: usize, align: usize) -> Vec<(usize, usize)> {
     let mut at = 0;
@@ -44,14 +47,17 @@ impl Emitter<'_> {
     fn address(&mut self, mem: Mem, index: Reg, offset: i64, unit: usize) -> Address {
         let i = self.scalar(index);
         let base = self.base(mem);
+        let bytes = |elements: i64| elements.wrapping_mul(unit as i64);
         let at = match i {
-            Piece::Imm(v) => Address { base, offset: (v as i64 + offset) * unit as i64 },
-            _ => Address { base: self.scaled(mem, index, i, base, unit), offset: offset * unit as i64 },
+            Piece::Imm(v) => Address { base, offset: bytes((v as i64).wrapping_add(offset)) },
+            _ => Address { base: self.scaled(mem, index, i, base, unit), offset: bytes(offset) },
         };
-        if i32::try_from(at.offset).is_ok() {
+        if at.offset.unsigned_abs() < LARGEST_OFFSET {
             return at;
         }
-        Address { base: self.asm.d("add.s64", &[at.base, Piece::int(at.offset)]), offset: 0 }
+        let wide = matches!(at.base, Piece::D(_));
+        let add = if wide { "add.s64" } else { "add.s32" };
+        Address { base: self.asm.rd(wide, add, &[at.base, Piece::int(at.offset)]), offset: 0 }
     }
 
     fn scaled(&mut self, mem: Mem, index: Reg, i: Piece, base: Piece, unit: usize) -> Piece {

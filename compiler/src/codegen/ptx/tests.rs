@@ -1,7 +1,7 @@
 //! Snapshots of emitted code. What it computes is tested by `tests/ptx` and, on a GPU, by the runtime's `tests/cuda`.
 
 use super::*;
-use crate::codegen::cases::Q4_0_MATVEC;
+use crate::testing::cases::Q4_0_MATVEC;
 use crate::text;
 
 fn emit(source: &str) -> String {
