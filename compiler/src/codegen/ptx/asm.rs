@@ -236,6 +236,7 @@ fn tuple(pieces: &[Piece]) -> String {
 fn bracket(at: Address) -> String {
     match at.offset {
         0 => format!("[{}]", at.base.show("")),
-        o => format!("[{}{o:+}]", at.base.show("")),
+        // The sign of a negative offset stands after the plus.
+        o => format!("[{}+{o}]", at.base.show("")),
     }
 }

@@ -224,7 +224,7 @@ fn small_indices_are_32_bit_and_large_ones_64() {
     st.global.b32 [%rd20], %r5;
     shl.b64 %rd21, %rd13, 2;
     add.s64 %rd22, %rd21, %rd4;
-    st.global.b32 [%rd22-4], %r6;
+    st.global.b32 [%rd22+-4], %r6;
     ");
 }
 
