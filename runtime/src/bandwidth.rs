@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_loop_reads_every_element_once() {
-        let device = InterpDevice;
+        let device = InterpDevice::default();
         for (lanes, threads) in [(8, 1), (16, 1), (4, 32)] {
             let shape = Shape { lanes, threads };
             let count = 2 * threads as usize;
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn passes_are_sorted_and_positive() {
-        let b = measure(&InterpDevice, 1, 3).unwrap();
+        let b = measure(&InterpDevice::default(), 1, 3).unwrap();
         assert_eq!(b.passes.len(), 3);
         assert!(0.0 < b.slowest() && b.slowest() <= b.median() && b.median() <= b.fastest());
     }

@@ -10,7 +10,7 @@ use runtime::interp::InterpDevice;
 use runtime::plan::Plan;
 
 fn devices() -> Vec<Box<dyn Device>> {
-    let mut all: Vec<Box<dyn Device>> = vec![Box::new(InterpDevice)];
+    let mut all: Vec<Box<dyn Device>> = vec![Box::new(InterpDevice::default())];
     match CpuDevice::new(Options { threads: Some(2), tier: None }) {
         Ok(cpu) => all.push(Box::new(cpu)),
         Err(e) => eprintln!("skipped: {e}"),

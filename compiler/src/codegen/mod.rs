@@ -1,6 +1,9 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
+pub mod expand;
+pub mod linearize;
 pub mod ptx;
+pub mod vectorize;
 pub mod x86;
 
 use crate::linear::Linear;

@@ -5,7 +5,8 @@
 //! every entry is aligned to its own size.
 
 use iced_x86::{
-    Code, Encoder, EncodingKind, Instruction, MemorySize, Mnemonic, OpCodeOperandKind as Kind, OpKind, Register,
+    Code, Encoder, EncodingKind, Instruction, MemorySize, Mnemonic, OpCodeOperandKind as Kind, OpKind,
+    Register,
 };
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -109,8 +110,12 @@ fn accepts(form: &Form, kind: Kind, op: &Operand) -> bool {
     match op {
         Operand::Reg(r) if r.is_gpr8() => matches!(kind, r8_or_mem | r8_reg | r8_opcode),
         Operand::Reg(r) if r.is_gpr16() => matches!(kind, r16_or_mem | r16_reg | r16_rm | r16_opcode),
-        Operand::Reg(r) if r.is_gpr32() => matches!(kind, r32_or_mem | r32_reg | r32_rm | r32_opcode | r32_vvvv),
-        Operand::Reg(r) if r.is_gpr64() => matches!(kind, r64_or_mem | r64_reg | r64_rm | r64_opcode | r64_vvvv),
+        Operand::Reg(r) if r.is_gpr32() => {
+            matches!(kind, r32_or_mem | r32_reg | r32_rm | r32_opcode | r32_vvvv)
+        }
+        Operand::Reg(r) if r.is_gpr64() => {
+            matches!(kind, r64_or_mem | r64_reg | r64_rm | r64_opcode | r64_vvvv)
+        }
         Operand::Reg(r) if r.is_k() => matches!(kind, k_or_mem | k_reg | k_rm | k_vvvv),
         Operand::Reg(r) if r.is_tmm() => matches!(kind, tmm_reg | tmm_rm | tmm_vvvv),
         Operand::Reg(r) if is_wide_only(*r) && !form.evex => false,

@@ -127,6 +127,11 @@ impl Lower<'_> {
                 x => self.in_register(x, size),
             };
         }
+        let half_width = |s: Scalar| matches!(s, F16 | BF16);
+        let through_f32 = (half_width(from) && to != F32) || (half_width(to) && !matches!(from, Bool | F32));
+        if through_f32 && lanes as usize * 4 > self.features.vector_bytes() {
+            return self.cast_halves(from, to, lanes, x);
+        }
         match (from, to) {
             (Bool, _) => {
                 let Arg::Use(mask, _) = x else { unreachable!("masks are in registers") };
@@ -206,6 +211,29 @@ impl Lower<'_> {
                 let v = self.in_register(x, source);
                 self.narrow(from.bytes(), to.bytes(), source, v)
             }
+        }
+    }
+
+    /// For vectors that do not fit when they are widened on the way.
+    fn cast_halves(&mut self, from: Scalar, to: Scalar, lanes: u16, x: Arg) -> VReg {
+        let source = Size::vector(lanes as usize * from.bytes());
+        let half = Size::vector(lanes as usize / 2 * from.bytes());
+        let x = self.in_register(x, source);
+        let high = self.high_half(x, lanes as usize * from.bytes());
+        let [low, high] = [x, high].map(|v| self.vector_cast(from, to, lanes / 2, Arg::Use(v, half)));
+        if to == Scalar::Bool {
+            let up = self.int_tied(M::Shl, Size::B8, high, Arg::Imm(lanes as i64 / 2));
+            return self.int_tied(M::Or, Size::B8, low, Arg::Use(up, Size::B8));
+        }
+        let (a, b) = (Arg::Use(low, Size::X), Arg::Use(high, Size::X));
+        match lanes as usize / 2 * to.bytes() {
+            32 => {
+                let args = [Arg::Use(low, Size::Z), Arg::Use(high, Size::Y), Arg::Imm(1)];
+                self.vec_def(M::Vinserti64x4, Size::Z, &args)
+            }
+            16 => self.join(low, high, 1, Size::Y),
+            8 => self.vec_def(M::Vpunpcklqdq, Size::X, &[a, b]),
+            n => panic!("half a vector of {n} bytes fits when widened"),
         }
     }
 

@@ -74,7 +74,8 @@ struct Emitter<'a> {
 pub fn emit(f: &Func, pool: &Pool, scratch: usize, vectors: usize, avx_vnni: bool) -> Vec<u8> {
     let env = env(vectors);
     let options = RegallocOptions { validate_ssa: cfg!(debug_assertions), ..Default::default() };
-    let out = regalloc2::run(f, &env, &options).unwrap_or_else(|e| panic!("register allocation: {e}\n{f:#?}"));
+    let out =
+        regalloc2::run(f, &env, &options).unwrap_or_else(|e| panic!("register allocation: {e}\n{f:#?}"));
     if cfg!(debug_assertions) {
         let mut checker = regalloc2::checker::Checker::new(f, &env);
         checker.prepare(&out);
@@ -195,7 +196,15 @@ impl Emitter<'_> {
                                 None => (Register::None, 1),
                             };
                             let (disp, bytes) = (m.disp as i64, m.bytes);
-                            Operand::Mem(Memory { base, index, scale, disp, bytes, broadcast: m.broadcast, pool })
+                            Operand::Mem(Memory {
+                                base,
+                                index,
+                                scale,
+                                disp,
+                                bytes,
+                                broadcast: m.broadcast,
+                                pool,
+                            })
                         }
                     })
                     .collect();

@@ -149,10 +149,11 @@ impl<'a> Lower<'a> {
         self.func.jump(head, vec![lo]);
         self.start(head, vec![grid]);
         for (i, inst) in self.p.code.iter().enumerate() {
-            if let Inst::Op { dst, op: Op::Grid, .. } = inst {
-                self.set(*dst, grid);
-            } else if self.plan.emitted[i] && !invariant[i] {
-                self.inst(i, inst);
+            match inst {
+                Inst::Op { dst, op: Op::Grid, .. } => self.set(*dst, grid),
+                Inst::Op { op: Op::Symbol(_), .. } => {}
+                _ if self.plan.emitted[i] && !invariant[i] => self.inst(i, inst),
+                _ => {}
             }
         }
         let next = self.int();
@@ -315,8 +316,10 @@ impl Lower<'_> {
                 self.func.jump(after, next);
                 self.start(skip, vec![]);
                 self.func.jump(after, inits);
-                let params: Vec<VReg> =
-                    out.iter().map(|r| if is_gpr(self.p.dtype(*r)) { self.int() } else { self.vec() }).collect();
+                let params: Vec<VReg> = out
+                    .iter()
+                    .map(|r| if is_gpr(self.p.dtype(*r)) { self.int() } else { self.vec() })
+                    .collect();
                 self.start(after, params.clone());
                 params
             }

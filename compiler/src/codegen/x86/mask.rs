@@ -48,7 +48,8 @@ impl Lower<'_> {
     pub fn expand_mask(&mut self, mask: VReg, element: usize, size: Size) -> VReg {
         let n = size.bytes() / element;
         let low = self.vec_def(M::Vmovd, Size::X, &[Arg::Use(mask, Size::B4)]);
-        let bits: Vec<u8> = (0..n).flat_map(|l| (1u64 << (l % 32)).to_le_bytes()[..element].to_vec()).collect();
+        let bits: Vec<u8> =
+            (0..n).flat_map(|l| (1u64 << (l % 32)).to_le_bytes()[..element].to_vec()).collect();
         let (spread, bits) = match element {
             1 => {
                 // Byte l looks at bit l%8 of mask byte l/8.
@@ -85,7 +86,11 @@ impl Lower<'_> {
         if inverted {
             mask = self.int_tied(M::Xor, Size::B4, mask, Arg::Imm(-1));
         }
-        if inverted || (lanes as usize) < size.bytes() / element { self.keep_lanes(mask, lanes) } else { mask }
+        if inverted || (lanes as usize) < size.bytes() / element {
+            self.keep_lanes(mask, lanes)
+        } else {
+            mask
+        }
     }
 
     /// Which bytes are not 0.

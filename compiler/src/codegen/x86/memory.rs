@@ -102,7 +102,8 @@ impl Lower<'_> {
         let mut a = self.address(inst, t.bytes());
         if let Some(g) = gate {
             if self.p.dtype(g).lanes > 1 {
-                let bytes = DType { scalar: if t.scalar == Scalar::Bool { Scalar::U8 } else { t.scalar }, ..t };
+                let bytes =
+                    DType { scalar: if t.scalar == Scalar::Bool { Scalar::U8 } else { t.scalar }, ..t };
                 let v = self.load_lanes(bytes, a, g);
                 return if t.scalar == Scalar::Bool { self.bytes_to_mask(v, t.lanes) } else { v };
             }
@@ -244,7 +245,14 @@ impl Lower<'_> {
         self.load_scalar(s, a)
     }
 
-    fn gather_words(&mut self, t: DType, base: VReg, index: VReg, scalar: Option<VReg>, lanes: Option<VReg>) -> VReg {
+    fn gather_words(
+        &mut self,
+        t: DType,
+        base: VReg,
+        index: VReg,
+        scalar: Option<VReg>,
+        lanes: Option<VReg>,
+    ) -> VReg {
         let size = Size::vector(t.bytes());
         let all = lane_mask(t.lanes);
         let mask = match (lanes, scalar) {

@@ -41,8 +41,12 @@ impl Features {
     fn dot4(self) -> bool {
         if self.avx512 { self.vnni } else { self.avx_vnni }
     }
+    /// How many vector registers there are.
     fn vectors(self) -> usize {
         if self.avx512 { 32 } else { 16 }
+    }
+    fn vector_bytes(self) -> usize {
+        if self.avx512 { 64 } else { 32 }
     }
 }
 
@@ -72,7 +76,7 @@ impl Target for X86 {
 
     fn caps(&self) -> Caps {
         Caps {
-            vector_bytes: if self.features.avx512 { 64 } else { 32 },
+            vector_bytes: self.features.vector_bytes() as u16,
             lanes: 1,
             max_threads: 1,
             local_bytes: 1 << 20,
@@ -96,7 +100,8 @@ impl Target for X86 {
         let (rest, len) = bytes.split_last_chunk::<4>().expect("code ends with its length");
         let code = &rest[..u32::from_le_bytes(*len) as usize];
         let pool = code.len().next_multiple_of(64) as u64;
-        let insts: Vec<Instruction> = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).into_iter().collect();
+        let insts: Vec<Instruction> =
+            Decoder::with_ip(64, code, 0, DecoderOptions::NONE).into_iter().collect();
         let jumps = |i: &Instruction| {
             matches!(i.flow_control(), FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch)
         };

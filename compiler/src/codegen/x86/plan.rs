@@ -126,8 +126,12 @@ impl<'a> Plan<'a> {
         }
     }
 
+    pub fn only_use(&self, r: Reg) -> bool {
+        self.uses[r.0 as usize] == 1
+    }
+
     fn only_use_in(&self, r: Reg, block: &[u32], at: usize) -> bool {
-        self.uses[r.0 as usize] == 1 && block[self.def[r.0 as usize]] == block[at]
+        self.only_use(r) && block[self.def[r.0 as usize]] == block[at]
     }
 
     /// The load behind `r` when instruction `at` may do it itself.
@@ -141,9 +145,8 @@ impl<'a> Plan<'a> {
         let Inst::Op { dst, op, args } = &self.p.code[at] else { return None };
         let t = self.p.dtype(*dst);
         let source = |arg: usize| self.p.dtype(args[arg]);
-        let direct = |arg: usize| {
-            Some(Folded { arg, load: self.movable_load(args[arg], at)?, broadcast: false })
-        };
+        let direct =
+            |arg: usize| Some(Folded { arg, load: self.movable_load(args[arg], at)?, broadcast: false });
         // A whole vector or scalar as it stands, or one 4-byte element for all lanes.
         let operand = |arg: usize| {
             let t = source(arg);
@@ -171,7 +174,9 @@ impl<'a> Plan<'a> {
                     || s.scalar == Scalar::I32 && t.scalar == Scalar::F32
                     || matches!(s.scalar, Scalar::F16 | Scalar::BF16) && t.scalar == Scalar::F32;
                 let half = !s.scalar.is_int();
-                (widens && (s.lanes > 1 && t.bytes() >= 16 || s.lanes == 1 && half)).then(|| direct(0)).flatten()
+                (widens && (s.lanes > 1 && t.bytes() >= 16 || s.lanes == 1 && half))
+                    .then(|| direct(0))
+                    .flatten()
             }
             Op::Dot4 if t.bytes() >= 16 && self.features.dot4() => operand(2),
             Op::Binary(b) if !b.is_compare() && (t == DType::F32 || t.lanes > 1 && t.bytes() >= 16) => {
@@ -197,18 +202,18 @@ impl<'a> Plan<'a> {
         let Inst::Op { dst, op, args } = &self.p.code[at] else { return None };
         let merged = |r: Reg| self.only_use_in(r, &self.block, at);
         match op {
-            Op::Binary(Binary::And) if self.folded[at].is_none() => self.masked_shift(*dst, args).filter(|r| merged(*r)),
+            Op::Binary(Binary::And) if self.folded[at].is_none() => {
+                self.masked_shift(*dst, args).filter(|r| merged(*r))
+            }
             Op::Where if self.p.dtype(*dst).scalar != Scalar::Bool => {
-                let compares = matches!(self.op_of(args[0])?, (Op::Binary(b), a)
-                    if b.is_compare() && self.p.dtype(a[0]).scalar != Scalar::Bool
-                        && self.constant(a[0]).is_none());
+                let (Op::Binary(b), compared) = self.op_of(args[0])? else { return None };
+                let (s, t) = (self.p.dtype(compared[0]).scalar, self.p.dtype(*dst));
                 // A vector mask has the width of what is compared, a scalar one is in the flags.
-                let s = self.p.dtype(self.op_of(args[0])?.1[0]).scalar;
-                let t = self.p.dtype(*dst);
                 let fits = match t.lanes {
                     1 => s.is_int() && t.scalar != Scalar::F32,
                     _ => self.features.avx512 || s.bytes() == t.scalar.bytes(),
                 };
+                let compares = b.is_compare() && s != Scalar::Bool;
                 (compares && fits && merged(args[0])).then_some(args[0])
             }
             _ => None,
@@ -230,7 +235,9 @@ impl<'a> Plan<'a> {
     /// Where a memory instruction goes; constants in the index move to the displacement, small factors to the scale.
     pub fn place(&self, inst: &Inst) -> Option<Place> {
         let (mem, index, offset, bytes) = match inst {
-            Inst::Load { dst, mem, index, offset, .. } => (*mem, *index, *offset, self.p.dtype(*dst).scalar.bytes()),
+            Inst::Load { dst, mem, index, offset, .. } => {
+                (*mem, *index, *offset, self.p.dtype(*dst).scalar.bytes())
+            }
             Inst::Store { mem, index, offset, value, .. } => {
                 (*mem, *index, *offset, self.p.dtype(*value).scalar.bytes())
             }
@@ -243,7 +250,11 @@ impl<'a> Plan<'a> {
         let (mut index, mut scale, mut disp) = (index, bytes as i64, offset.wrapping_mul(bytes as i64));
         loop {
             if let Some(c) = self.constant(index) {
-                return Some(Place { mem, index: None, disp: disp.wrapping_add(c.as_int().wrapping_mul(scale)) });
+                return Some(Place {
+                    mem,
+                    index: None,
+                    disp: disp.wrapping_add(c.as_int().wrapping_mul(scale)),
+                });
             }
             let step = match self.op_of(index) {
                 Some((Op::Binary(Binary::Add), a)) => self.constant(a[1]).map(|c| (a[0], c.as_int(), 1)),
@@ -310,12 +321,24 @@ impl<'a> Plan<'a> {
         for (r, t) in self.p.regs.iter().enumerate() {
             let vector = t.scalar != Scalar::Bool && (t.lanes > 1 || t.scalar == Scalar::F32);
             let def = self.def[r];
-            if vector && def < n && self.emitted[def] && self.constant(Reg(r as u32)).is_none() && last[r] > def {
+            if vector
+                && def < n
+                && self.emitted[def]
+                && self.constant(Reg(r as u32)).is_none()
+                && last[r] > def
+            {
                 change[def] += 1;
                 change[last[r]] -= 1;
             }
         }
         let mut alive = 0;
-        change.iter().map(|c| { alive += c; alive }).max().unwrap_or(0) as usize
+        change
+            .iter()
+            .map(|c| {
+                alive += c;
+                alive
+            })
+            .max()
+            .unwrap_or(0) as usize
     }
 }

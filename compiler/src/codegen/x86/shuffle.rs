@@ -31,10 +31,10 @@ impl Lower<'_> {
         if t.scalar == Scalar::Bool {
             // Each bit to its first place, then k times side by side.
             let places = (0..source.lanes as usize).fold(0u64, |m, l| m | 1 << (l * k));
-            let places = self.imm(places as i64);
+            let [places, side_by_side] = [places as i64, lane_mask(k as u16)].map(|v| self.imm(v));
             let b8 = |v| Arg::Use(v, Size::B8);
             let apart = self.int_def(M::Pdep, Size::B8, &[b8(v), b8(places)]);
-            return self.int_def(M::Imul, Size::B8, &[b8(apart), Arg::Imm(lane_mask(k as u16))]);
+            return self.int_tied(M::Imul, Size::B8, apart, b8(side_by_side));
         }
         let (element, size) = (t.scalar.bytes(), Size::vector(t.bytes()));
         // Source byte of every destination byte.
@@ -246,15 +246,20 @@ impl Lower<'_> {
         while lanes > 1 {
             lanes /= 2;
             let half = t.with_lanes(lanes);
-            let high = match half.bytes() {
-                32 => self.vec_def(M::Vextracti64x4, Size::Y, &[Arg::Use(v, Size::Z), Arg::Imm(1)]),
-                16 => self.part(v, Size::Y, 1),
-                n => self.vec_def(M::Vpsrldq, Size::X, &[Arg::Use(v, Size::X), Arg::Imm(n as i64)]),
-            };
+            let high = self.high_half(v, 2 * half.bytes());
             let high = Arg::Use(high, Size::vector(half.bytes()));
             v = self.vector_binary(f.binary(), half, v, high);
         }
         self.extract_lane(t.scalar, Size::X, v, 0)
+    }
+
+    /// The upper half of a vector of so many bytes.
+    pub fn high_half(&mut self, v: VReg, bytes: usize) -> VReg {
+        match bytes / 2 {
+            32 => self.vec_def(M::Vextracti64x4, Size::Y, &[Arg::Use(v, Size::Z), Arg::Imm(1)]),
+            16 => self.part(v, Size::Y, 1),
+            n => self.vec_def(M::Vpsrldq, Size::X, &[Arg::Use(v, Size::X), Arg::Imm(n as i64)]),
+        }
     }
 
     pub fn lookup(&mut self, t: DType, table: u128, index: Reg) -> VReg {

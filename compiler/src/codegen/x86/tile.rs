@@ -60,7 +60,8 @@ impl Lower<'_> {
 
     pub fn tile_dot(&mut self, inst: &Inst, dst: &[Reg], b: &[Reg], stride: i64) {
         let at = self.tile_heights().iter().position(|h| *h == b.len()).expect("configured at entry");
-        let (result, a_tile, b_tile) = (Arg::Tile(0), Arg::Tile(1 + 2 * at as u8), Arg::Tile(2 + 2 * at as u8));
+        let (result, a_tile, b_tile) =
+            (Arg::Tile(0), Arg::Tile(1 + 2 * at as u8), Arg::Tile(2 + 2 * at as u8));
         let row = self.imm(64);
         let rows = |a: Address| Arg::Mem(Address { index: Some((row, 1)), ..a.with_bytes(0) });
         if self.tiles.get(&b.len()).is_none_or(|held| held != b) {

@@ -89,7 +89,9 @@ impl Lower<'_> {
     pub fn in_register(&mut self, a: Arg, size: Size) -> VReg {
         match a {
             Arg::Use(r, _) => r,
-            Arg::Mem(m) if m.broadcast && m.bytes == 4 => self.vec_def(M::Vpbroadcastd, size, &[unbroadcast(m)]),
+            Arg::Mem(m) if m.broadcast && m.bytes == 4 => {
+                self.vec_def(M::Vpbroadcastd, size, &[unbroadcast(m)])
+            }
             Arg::Mem(m) if m.broadcast => self.vec_def(M::Vpbroadcastq, size, &[unbroadcast(m)]),
             a => self.vec_def(M::Vmovups, size, &[a]),
         }
@@ -253,7 +255,8 @@ impl Lower<'_> {
             }
             // Sign extension from bit 7-by: (d ^ sign) - sign.
             let sign = self.make_vector(splat(Scalar::U8, Bits(0x80 >> by)), size);
-            let flipped = self.vec_def(self.bitwise(Binary::Xor), size, &[Arg::Use(d, size), Arg::Use(sign, size)]);
+            let flipped =
+                self.vec_def(self.bitwise(Binary::Xor), size, &[Arg::Use(d, size), Arg::Use(sign, size)]);
             return self.vec_def(M::Vpsubb, size, &[Arg::Use(flipped, size), Arg::Use(sign, size)]);
         }
         let m = match (op, s.is_signed()) {
@@ -312,7 +315,8 @@ impl Lower<'_> {
                 l.int_def(m, Size::B8, &[Arg::Use(x[0], Size::B8), Arg::Use(count, Size::B8)])
             });
         }
-        let modulo = self.vector_arg(splat(s, Bits(s.bits() as u64 - 1)), size, if s.bytes() == 8 { 0 } else { 4 });
+        let modulo =
+            self.vector_arg(splat(s, Bits(s.bits() as u64 - 1)), size, if s.bytes() == 8 { 0 } else { 4 });
         let count = self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(by, size), modulo]);
         let m = match (op, signed) {
             (Binary::Shl, _) => by_size(s, [M::INVALID, M::Vpsllvw, M::Vpsllvd, M::Vpsllvq]),
@@ -360,10 +364,8 @@ impl Lower<'_> {
         if t.scalar == Scalar::Bool {
             let c = self.reg(args[0]);
             let b8 = |v| Arg::Use(v, Size::B8);
-            let (yes, no) = (
-                self.int_tied(M::And, Size::B8, a, b8(c)),
-                self.int_def(M::Andn, Size::B8, &[b8(c), b8(b)]),
-            );
+            let (yes, no) =
+                (self.int_tied(M::And, Size::B8, a, b8(c)), self.int_def(M::Andn, Size::B8, &[b8(c), b8(b)]));
             return self.int_tied(M::Or, Size::B8, yes, b8(no));
         }
         let size = Size::vector(t.bytes());
@@ -473,7 +475,9 @@ impl Lower<'_> {
 impl<'a> Lower<'a> {
     pub fn absorbed_compare(&self, cond: Reg) -> Option<(Binary, &'a [Reg])> {
         match self.plan.op_of(cond) {
-            Some((Op::Binary(b), args)) if self.plan.absorbed[self.plan.def[cond.0 as usize]] => Some((b, args)),
+            Some((Op::Binary(b), args)) if self.plan.absorbed[self.plan.def[cond.0 as usize]] => {
+                Some((b, args))
+            }
             _ => None,
         }
     }
