@@ -135,7 +135,8 @@ macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 
 impl<'g> Scheduled<'g> {
     /// The kernel as loops. Ranges that are read through `/ c` and `% c` are split there, so that a layout's tiles and
-    /// a format's blocks are axes of their own.
+    /// a format's blocks are axes of their own. The rows of several stages are the grid from the start: the stages share
+    /// local memory, of which there is one for each row.
     pub fn new(kernel: Kernel<'g>) -> Scheduled<'g> {
         let mut s = Scheduled::plain(kernel);
         let mut i = 0;
@@ -144,6 +145,10 @@ impl<'g> Scheduled<'g> {
                 Some(c) => s.split(i, c, Kind::Serial, false),
                 None => i += 1,
             }
+        }
+        if s.kernel.stages.len() > 1 {
+            let rows: Vec<usize> = (0..s.axes.len()).filter(|&i| s.axes[i].role == Role::Row).collect();
+            rows.into_iter().for_each(|row| s.retag(row, Kind::Grid));
         }
         s
     }
