@@ -66,7 +66,10 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         threads: Threads::default(),
         prefetch: s.prefetch,
     };
-    l.out.threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1) as u32;
+    // Threads that exchange registers come in whole groups; widths are powers of two.
+    let lanes = s.axes.iter().filter(|a| a.kind() == Kind::Lane).filter_map(|a| a.extent()).max().unwrap_or(1);
+    let threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1) as u32;
+    l.out.threads = threads.next_multiple_of(lanes as u32);
     l.grid(&grid_order);
     for (i, stores) in stages.iter().enumerate() {
         if i > 0 && l.out.threads > 1 {
@@ -338,25 +341,10 @@ impl<'g> Linearizer<'g> {
                 let first = self.value(e.arg(0));
                 return Reg(first.0 + e.arg(1).as_int().expect("tile rows are unrolled") as u32);
             }
-            Op::Const(v) => linear::Op::Const(v),
             Op::Symbol(_) => {
                 linear::Op::Symbol(self.symbols.iter().position(|s| *s == e).expect("collected before") as u32)
             }
-            Op::Unary(u) => linear::Op::Unary(u),
-            Op::Binary(b) => linear::Op::Binary(b),
-            Op::Where => linear::Op::Where,
-            Op::Cast => linear::Op::Cast,
-            Op::Bitcast => linear::Op::Bitcast,
-            Op::Lookup(t) => linear::Op::Lookup(t),
-            Op::Lanes => linear::Op::Iota,
-            Op::Spread => linear::Op::Spread,
-            Op::Repeat => linear::Op::Repeat,
-            Op::Extract(i) => linear::Op::Extract(i),
-            Op::Stack => linear::Op::Stack,
-            Op::LaneFold(f) => linear::Op::Fold(f),
-            Op::Fma => linear::Op::Fma,
-            Op::Dot4 => linear::Op::Dot4,
-            op => panic!("{op:?} at the linear level: {}", crate::text::expr(e)),
+            op => linear::Op::of(op).unwrap_or_else(|| panic!("{op:?} at the linear level: {}", crate::text::expr(e))),
         };
         let args: Vec<Reg> = e.args().iter().map(|&a| self.value(a)).collect();
         self.op(n.dtype, op, &args)
@@ -450,7 +438,9 @@ impl<'g> Linearizer<'g> {
             return dst;
         }
         let mem = Mem::Local(self.out.locals.len() as u32);
-        let len = self.out.threads as usize * t.lanes as usize;
+        // Threads that this stage has no work for do as others do, in a group that may lack members.
+        let used: i64 = self.threads.axes.iter().map(|a| a.1).product();
+        let len = (self.out.threads as usize).next_multiple_of(used as usize) * t.lanes as usize;
         self.out.locals.push(Local { dtype: t.with_lanes(1), len });
         let lanes = self.int(t.lanes as i64);
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
