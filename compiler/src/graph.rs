@@ -5,9 +5,9 @@
 //! [`Ex`] is a node together with its graph; arithmetic on it builds new nodes. Nodes are never changed or freed.
 
 use crate::dtype::{Bits, DType, Scalar};
+use crate::hash::{FastMap, FastSet, IdMap};
 use crate::scalar::{Binary, Fold, Unary};
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ops;
 use std::rc::Rc;
 
@@ -161,24 +161,24 @@ pub struct BufferInfo {
 #[derive(Default)]
 struct Lists {
     items: Vec<Rc<[Id]>>,
-    ids: HashMap<Rc<[Id]>, List>,
+    ids: FastMap<Rc<[Id]>, List>,
 }
 
 pub struct Graph {
     nodes: RefCell<Vec<Node>>,
-    ids: RefCell<HashMap<Node, Id>>,
+    ids: RefCell<FastMap<Node, Id>>,
     lists: RefCell<Lists>,
     symbols: RefCell<Vec<Symbol>>,
     buffers: RefCell<Vec<BufferInfo>>,
-    bounds: RefCell<HashMap<Id, (i64, i64)>>,
-    deepest: RefCell<HashMap<Id, i64>>,
+    bounds: RefCell<IdMap<(i64, i64)>>,
+    deepest: RefCell<IdMap<i64>>,
     ranges: RefCell<u32>,
 }
 
 impl Default for Graph {
     fn default() -> Graph {
         let empty: Rc<[Id]> = Rc::new([]);
-        let lists = Lists { items: vec![empty.clone()], ids: HashMap::from([(empty, List::EMPTY)]) };
+        let lists = Lists { items: vec![empty.clone()], ids: FastMap::from_iter([(empty, List::EMPTY)]) };
         Graph {
             nodes: RefCell::default(),
             ids: RefCell::default(),
@@ -424,6 +424,7 @@ impl<'g> Ex<'g> {
             let (lo, hi) = (*v.iter().min().unwrap(), *v.iter().max().unwrap());
             if lo < whole.0 as i128 || hi > whole.1 as i128 { whole } else { (lo as i64, hi as i64) }
         };
+        let in_width = |k: Ex| k.bounds().0 >= 0 && k.bounds().1 < n.dtype.scalar.bits() as i64;
         match n.op {
             Op::Const(v) if !n.dtype.is_float() => (v.as_int(), v.as_int()),
             Op::Symbol(i) => self.g.symbols.borrow()[i as usize].bounds,
@@ -457,6 +458,12 @@ impl<'g> Ex<'g> {
                         whole
                     }
                 }
+                Binary::Or | Binary::Xor if self.arg(0).bounds().0 >= 0 && self.arg(1).bounds().0 >= 0 => {
+                    let top = self.arg(0).bounds().1 | self.arg(1).bounds().1;
+                    (0, ((top as u64 + 1).next_power_of_two() - 1) as i64)
+                }
+                Binary::Shl if in_width(self.arg(1)) => corners(&|a, k| a << k),
+                Binary::Shr if in_width(self.arg(1)) => corners(&|a, k| a >> k),
                 Binary::Shr if self.arg(0).bounds().0 >= 0 => (0, self.arg(0).bounds().1),
                 Binary::Lt => match (self.arg(0).bounds(), self.arg(1).bounds()) {
                     (a, b) if a.1 < b.0 => (1, 1),
@@ -493,7 +500,7 @@ impl<'g> Ex<'g> {
 
 /// Every node below the roots, arguments first, each once.
 pub fn topo<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = FastSet::default();
     let mut out = vec![];
     let mut stack: Vec<(Ex, bool)> = roots.iter().rev().map(|&r| (r, false)).collect();
     while let Some((e, done)) = stack.pop() {
@@ -509,7 +516,7 @@ pub fn topo<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
 
 /// Rebuilds what is below the roots, arguments first: `f` gets each old node and its new arguments.
 pub fn rebuild<'g>(roots: &[Ex<'g>], mut f: impl FnMut(Ex<'g>, Vec<Ex<'g>>) -> Ex<'g>) -> Vec<Ex<'g>> {
-    let mut new: HashMap<Id, Ex<'g>> = HashMap::new();
+    let mut new: IdMap<Ex<'g>> = IdMap::default();
     for e in topo(roots) {
         let args = e.args().iter().map(|a| new[&a.id]).collect();
         new.insert(e.id, f(e, args));

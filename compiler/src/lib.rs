@@ -3,6 +3,7 @@
 pub mod codegen;
 pub mod dtype;
 pub mod graph;
+pub mod hash;
 pub mod interp;
 pub mod kernel;
 pub mod linear;

@@ -7,7 +7,11 @@ use crate::codegen::{Caps, expand, linearize, vectorize};
 use crate::graph::{Ex, Graph};
 use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
-use crate::rules;
+use crate::rewrite::{Rule, rewrite};
+use crate::rules::SIMPLIFY;
+use crate::rules::float::FUSE_FMA;
+use crate::rules::strength::{SHIFTS, STRENGTH};
+use crate::rules::transcendental::TRANSCENDENTAL;
 use crate::schedule::{self, Kernel, Program};
 use crate::spec::{self, kernel::Level};
 use crate::tensor::Tensor;
@@ -50,20 +54,21 @@ pub fn observe<'g>(
     after("number ranges", Ir::Kernel(&s.kernel));
     let stages = expand::expand(&s)?;
     after("expand", Ir::Stores(&s.kernel, &stages, Level::Expanded));
-    let stages = each(&stages, |stores| vectorize::vectorize(stores, caps))?;
+    let stages = stages.iter().map(|s| vectorize::vectorize(s, caps)).collect::<Result<Vec<_>, _>>()?;
     after("vectorise", Ir::Stores(&s.kernel, &stages, Level::Vectorised));
-    let stages = each(&stages, |stores| Ok(rules::simplify(stores)))?;
-    after("simplify", Ir::Stores(&s.kernel, &stages, Level::Vectorised));
+    let mut late = |pass, stages: &[Vec<Ex<'g>>], tables: &[&[Rule]]| {
+        let stages: Vec<Vec<Ex>> = stages.iter().map(|stores| rewrite(tables, stores)).collect();
+        after(pass, Ir::Stores(&s.kernel, &stages, Level::Vectorised));
+        stages
+    };
+    let polynomials: &[&[Rule]] = if caps.transcendental { &[] } else { &[TRANSCENDENTAL] };
+    let stages = late("transcendentals", &stages, polynomials);
+    let stages = late("simplify", &stages, SIMPLIFY);
+    let stages = late("strength", &stages, &[STRENGTH, SHIFTS]);
+    let stages = late("fma", &stages, &[FUSE_FMA]);
     let linear = linearize::linearize(&s, &stages);
     after("linearise", Ir::Linear(&linear));
     Ok(linear)
-}
-
-fn each<'g>(
-    stages: &[Vec<Ex<'g>>],
-    pass: impl Fn(&[Ex<'g>]) -> Result<Vec<Ex<'g>>, Illegal>,
-) -> Result<Vec<Vec<Ex<'g>>>, Illegal> {
-    stages.iter().map(|stores| pass(stores)).collect()
 }
 
 /// A kernel between two passes.

@@ -4,12 +4,13 @@
 //! [`rewrite`] works below the tensor level: nodes with a shape, the memory operand of loads and stores, and ranges are
 //! leaves to it, so a loop keeps its identity however its index is rewritten.
 
-use crate::dtype::{Bits, DType};
+use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Graph, Id, List, Node, Op};
+use crate::hash::IdMap;
 use crate::rng::Rng;
 use crate::scalar::{Binary, Unary};
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::hash::BuildHasher;
 use std::rc::Rc;
 
 #[derive(Clone, Copy)]
@@ -17,6 +18,9 @@ pub struct Rule {
     pub name: &'static str,
     /// The only op that this rule rewrites.
     pub head: Op,
+    /// The only element types of operands that it is about.
+    pub types: &'static [Scalar],
+    /// Gives the replacement of a node with that head and one of those types.
     pub apply: for<'g> fn(Ex<'g>) -> Option<Ex<'g>>,
     /// A random expression that the rule may rewrite.
     pub sample: for<'g> fn(&'g Graph, &mut Rng) -> Ex<'g>,
@@ -36,10 +40,8 @@ macro_rules! rules {
         $vis const $table: &[$crate::rewrite::Rule] = &[$($crate::rewrite::Rule {
             name: stringify!($name),
             head: $crate::rewrite::rules!(@head $lhs),
+            types: $types,
             apply: |n| {
-                if !$types.contains(&$crate::rewrite::operand_type(n).scalar) {
-                    return None;
-                }
                 $crate::rewrite::rules!(@match n, $lhs, {
                     $(if !$guard { return None; })?
                     return $crate::rewrite::Replacement::over($rhs, n);
@@ -100,7 +102,8 @@ macro_rules! rules {
     };
     (@sample $g:expr, $rng:expr, $of:expr, $t:expr, (Cast $a:tt)) => {{
         let from = $crate::rules::sample::cast_from($t, $rng);
-        $crate::rewrite::rules!(@sample $g, $rng, from, from, $a).cast($t.scalar)
+        let a = $crate::rewrite::rules!(@sample $g, $rng, from, from, $a);
+        $g.make($crate::graph::Op::Cast, $t, &[a])
     }};
     (@sample $g:expr, $rng:expr, $of:expr, $t:expr, ($op:ident $a:tt)) => {{
         let a = $crate::rewrite::rules!(@sample $g, $rng, $of, $t, $a);
@@ -130,11 +133,11 @@ macro_rules! rules {
 }
 pub(crate) use rules;
 
-/// What a table's element types are about.
-pub fn operand_type(n: Ex) -> DType {
+/// The element type that decides which rules are about a node.
+pub fn operand_type(n: Ex) -> Scalar {
     match n.op() {
-        Op::Where | Op::Load => n.dtype(),
-        _ => n.arg(0).dtype(),
+        Op::Where | Op::Load => n.dtype().scalar,
+        _ => n.arg(0).dtype().scalar,
     }
 }
 
@@ -185,22 +188,6 @@ impl<'g> Replacement<'g> for i64 {
     }
 }
 
-/// Ids are small and dense: one multiplication spreads them.
-#[derive(Default)]
-pub struct IdHasher(u64);
-impl Hasher for IdHasher {
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("an Id is hashed as one u32")
-    }
-    fn write_u32(&mut self, v: u32) {
-        self.0 = (v as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-pub type IdMap<T> = HashMap<Id, T, BuildHasherDefault<IdHasher>>;
-
 /// How many leading arguments only name something and are not expressions.
 fn named(n: &Node) -> usize {
     match n.op {
@@ -211,14 +198,14 @@ fn named(n: &Node) -> usize {
     }
 }
 
-/// The rules of some tables by head.
-struct Heads<'r>([Vec<&'r Rule>; Heads::SLOTS]);
+/// The rules of some tables by head and type.
+struct Heads<'r>(Vec<Vec<&'r Rule>>);
 
 impl<'r> Heads<'r> {
     const WHERE: usize = Unary::ALL.len() + Binary::ALL.len();
-    const SLOTS: usize = Self::WHERE + 3;
+    const COUNT: usize = Self::WHERE + 3;
 
-    fn slot(op: Op) -> Option<usize> {
+    fn head(op: Op) -> Option<usize> {
         Some(match op {
             Op::Unary(op) => op as usize,
             Op::Binary(op) => Unary::ALL.len() + op as usize,
@@ -229,17 +216,22 @@ impl<'r> Heads<'r> {
         })
     }
 
+    fn slot(head: usize, s: Scalar) -> usize {
+        head * Scalar::ALL.len() + s as usize
+    }
+
     fn new(tables: &[&'r [Rule]]) -> Heads<'r> {
-        let mut heads: [Vec<&Rule>; Heads::SLOTS] = Default::default();
+        let mut slots = vec![vec![]; Heads::slot(Heads::COUNT, Scalar::Bool)];
         for rule in tables.iter().flat_map(|t| t.iter()) {
-            heads[Heads::slot(rule.head).expect("a head that rules can have")].push(rule);
+            let head = Heads::head(rule.head).expect("a head that rules can have");
+            rule.types.iter().for_each(|&s| slots[Heads::slot(head, s)].push(rule));
         }
-        Heads(heads)
+        Heads(slots)
     }
 
     /// What the first rule that fires makes of a node.
     fn apply<'g>(&self, e: Ex<'g>) -> Option<(&'r Rule, Ex<'g>)> {
-        let rules = &self.0[Heads::slot(e.op())?];
+        let rules = &self.0[Heads::slot(Heads::head(e.op())?, operand_type(e))];
         rules.iter().find_map(|r| (r.apply)(e).filter(|&new| new != e).map(|new| (*r, new)))
     }
 }
@@ -267,21 +259,20 @@ pub fn rewrite<'g>(tables: &[&[Rule]], roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
                 continue;
             }
             let node = e.node();
-            let mut args = e.args();
+            let (ids, named) = (e.g.items(node.args), named(&node));
             let (here, mut changed) = (stack.len(), false);
-            for a in args.iter_mut().skip(named(&node)) {
-                match done.get(&a.id) {
-                    Some(image) => {
-                        changed |= image != a;
-                        *a = *image;
-                    }
-                    None => stack.push((*a, None)),
+            for id in ids.iter().skip(named) {
+                match done.get(id) {
+                    Some(image) => changed |= image.id != *id,
+                    None => stack.push((e.g.ex(*id), None)),
                 }
             }
             if stack.len() > here {
                 continue;
             }
             let next = if changed {
+                let mut args = e.args();
+                args.iter_mut().skip(named).for_each(|a| *a = done[&a.id]);
                 Some(e.with_args(&args))
             } else {
                 heads.apply(e).map(|(rule, new)| {
@@ -410,7 +401,6 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::Scalar;
     use crate::graph::Kind;
     use crate::scalar::Fold;
 

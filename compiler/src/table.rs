@@ -112,6 +112,14 @@ impl Case {
         }
     }
 
+    /// How far an integer result may be off: a float a hair from the middle rounds either way.
+    pub fn slack(&self) -> i64 {
+        match self.form {
+            Form::NormQuant => 1,
+            _ => 0,
+        }
+    }
+
     pub fn build<'g>(&self, g: &'g Graph, layout: Layout) -> Built<'g> {
         let Case { form, format, rows, cols, tokens } = *self;
         let mut b = Inputs { g, inputs: vec![] };

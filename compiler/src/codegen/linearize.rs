@@ -63,19 +63,31 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         memory,
         symbols,
         folds: vec![],
-        threads: Threads::default(),
+        threads: vec![],
         prefetch: s.prefetch,
     };
-    // Threads that exchange registers come in whole groups; widths are powers of two.
-    let lanes = s.axes.iter().filter(|a| a.kind() == Kind::Lane).filter_map(|a| a.extent()).max().unwrap_or(1);
-    let threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1) as u32;
-    l.out.threads = threads.next_multiple_of(lanes as u32);
+    // Threads that exchange registers come in full groups.
+    let group = s.axes.iter().filter(|a| a.kind() == Kind::Lane).filter_map(|a| a.extent()).max().unwrap_or(1);
+    let threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1);
+    l.out.threads = (threads as u32).next_multiple_of(group as u32);
     l.grid(&grid_order);
-    for (i, stores) in stages.iter().enumerate() {
+    let gates: Vec<Option<Reg>> = (0..stages.len()).map(|i| l.threads(thread_axes(s, i))).collect();
+    let rows: Vec<Ex> = s.kernel.rows.iter().copied().filter(|r| is_loop(*r)).collect();
+    for r in &rows {
+        l.open(*r, vec![]);
+    }
+    for (i, (stores, only)) in stages.iter().zip(gates).enumerate() {
         if i > 0 && l.out.threads > 1 {
             l.push(Inst::Barrier);
         }
-        l.stage(s, i, stores);
+        l.stage(s, i, stores, only);
+    }
+    // The next row overwrites what this one keeps in local memory.
+    if !rows.is_empty() && stages.len() > 1 && l.out.threads > 1 {
+        l.push(Inst::Barrier);
+    }
+    for _ in &rows {
+        l.close(vec![]);
     }
     let root = l.scopes.pop().expect("the root scope stays open");
     l.out.code = root.code;
@@ -125,12 +137,6 @@ struct Scope {
     values: HashMap<Id, Reg>,
 }
 
-#[derive(Default)]
-struct Threads {
-    /// Thread ranges of the current stage with their extents; the fastest first.
-    axes: Vec<(Id, i64, Kind)>,
-}
-
 struct Linearizer<'g> {
     out: Linear,
     scopes: Vec<Scope>,
@@ -139,7 +145,8 @@ struct Linearizer<'g> {
     symbols: Vec<Ex<'g>>,
     /// Folds of the current stage that still loop.
     folds: Vec<Ex<'g>>,
-    threads: Threads,
+    /// Thread ranges of the current stage, the fastest first.
+    threads: Vec<Axis<'g>>,
     prefetch: i64,
 }
 
@@ -183,44 +190,40 @@ impl<'g> Linearizer<'g> {
         }
     }
 
-    fn stage(&mut self, s: &Scheduled<'g>, number: usize, stores: &[Ex<'g>]) {
-        let axes = thread_axes(s, number);
-        self.threads.axes =
-            axes.iter().map(|a| (a.range.id, a.extent().expect("thread axes are constant"), a.kind())).collect();
-        let used: i64 = self.threads.axes.iter().map(|a| a.1).product();
-        let mut gates: Vec<Reg> = vec![];
-        if self.out.threads > 1 {
-            let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
-            let mut rest = tid;
-            for (i, &(id, n, kind)) in self.threads.axes.clone().iter().enumerate() {
-                let size = self.int(n);
-                let last = i + 1 == self.threads.axes.len() && used == self.out.threads as i64;
-                let at = if last { rest } else { self.binary(Binary::Mod, rest, size) };
-                if !last {
-                    rest = self.binary(Binary::Div, rest, size);
-                }
-                self.scopes[0].values.insert(id, at);
-                if kind != Kind::Local {
-                    let zero = self.int(0);
-                    gates.push(self.binary(Binary::Eq, at, zero));
-                }
+    /// Splits the thread index into a stage's thread ranges, the first of which is fastest; gives the condition under
+    /// which a thread stores: one of each group that computed the same.
+    fn threads(&mut self, axes: Vec<Axis<'g>>) -> Option<Reg> {
+        if self.out.threads == 1 {
+            return None;
+        }
+        let used: i64 = axes.iter().map(|a| a.extent().expect("thread axes are constant")).product();
+        let idle = used < self.out.threads as i64;
+        let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
+        let (mut rest, mut gates) = (tid, vec![]);
+        for (i, a) in axes.iter().enumerate() {
+            let size = self.int(a.extent().expect("thread axes are constant"));
+            let last = i + 1 == axes.len() && !idle;
+            let at = if last { rest } else { self.binary(Binary::Mod, rest, size) };
+            if i + 1 < axes.len() {
+                rest = self.binary(Binary::Div, rest, size);
             }
-            if used < self.out.threads as i64 {
-                let limit = self.int(used);
-                gates.push(self.binary(Binary::Lt, tid, limit));
+            self.scopes[0].values.insert(a.range.id, at);
+            if a.kind() != Kind::Local {
+                let zero = self.int(0);
+                gates.push(self.binary(Binary::Eq, at, zero));
             }
         }
-        let only = gates.into_iter().reduce(|a, b| self.binary(Binary::And, a, b));
+        if idle {
+            let limit = self.int(used);
+            gates.push(self.binary(Binary::Lt, tid, limit));
+        }
+        gates.into_iter().reduce(|a, b| self.binary(Binary::And, a, b))
+    }
 
+    fn stage(&mut self, s: &Scheduled<'g>, number: usize, stores: &[Ex<'g>], only: Option<Reg>) {
+        self.threads = thread_axes(s, number);
         self.folds = topo(stores).into_iter().filter(|e| matches!(e.op(), Op::Fold(..))).collect();
-        let loops: Vec<Ex> = s
-            .kernel
-            .rows
-            .iter()
-            .chain(&s.kernel.stages[number].outs)
-            .copied()
-            .filter(|r| matches!(r.op(), Op::Range(_, Kind::Serial)))
-            .collect();
+        let loops: Vec<Ex> = s.kernel.stages[number].outs.iter().copied().filter(|r| is_loop(*r)).collect();
         for r in &loops {
             self.open(*r, vec![]);
         }
@@ -353,7 +356,7 @@ impl<'g> Linearizer<'g> {
     /// Ranges of a fold: the loops, and those that threads share.
     fn split_ranges(&self, e: Ex<'g>) -> (Vec<Ex<'g>>, Vec<Ex<'g>>) {
         let Op::Fold(_, n) = e.op() else { unreachable!("only folds have ranges") };
-        e.args()[n as usize..].iter().partition(|r| matches!(r.op(), Op::Range(_, Kind::Serial)))
+        e.args()[n as usize..].iter().partition(|r| is_loop(**r))
     }
 
     /// Computes a fold, and with it the others that can share its loop.
@@ -429,17 +432,18 @@ impl<'g> Linearizer<'g> {
     /// Folds over the threads of one range; every thread gets the result.
     fn across_threads(&mut self, fold: Fold, acc: Reg, range: Ex<'g>) -> Reg {
         let t = self.out.dtype(acc);
-        let at = self.threads.axes.iter().position(|a| a.0 == range.id).expect("a thread range of this stage");
-        let (_, n, kind) = self.threads.axes[at];
-        let stride: i64 = self.threads.axes[..at].iter().map(|a| a.1).product();
-        if kind == Kind::Lane && stride == 1 {
+        let size = |a: &Axis| a.extent().expect("thread axes are constant");
+        let at = self.threads.iter().position(|a| a.range == range).expect("a thread range of this stage");
+        let n = size(&self.threads[at]);
+        let stride: i64 = self.threads[..at].iter().map(size).product();
+        if self.threads[at].kind() == Kind::Lane && stride == 1 {
             let dst = self.out.reg(t);
             self.push(Inst::LaneReduce { dst, fold, src: acc, width: n as u32 });
             return dst;
         }
         let mem = Mem::Local(self.out.locals.len() as u32);
         // Threads that this stage has no work for do as others do, in a group that may lack members.
-        let used: i64 = self.threads.axes.iter().map(|a| a.1).product();
+        let used: i64 = self.threads.iter().map(size).product();
         let len = (self.out.threads as usize).next_multiple_of(used as usize) * t.lanes as usize;
         self.out.locals.push(Local { dtype: t.with_lanes(1), len });
         let lanes = self.int(t.lanes as i64);
@@ -464,6 +468,10 @@ impl<'g> Linearizer<'g> {
         }
         sum.expect("a group has threads")
     }
+}
+
+fn is_loop(range: Ex) -> bool {
+    matches!(range.op(), Op::Range(_, Kind::Serial))
 }
 
 fn below<'g>(e: Ex<'g>, root: Ex<'g>) -> bool {

@@ -5,7 +5,8 @@
 
 use crate::dtype::{Bits, Scalar};
 use crate::graph::{Ex, Id, Op};
-use crate::rewrite::{IdMap, Ranges};
+use crate::hash::IdMap;
+use crate::rewrite::Ranges;
 use crate::scalar::{self, Fold};
 use std::collections::HashMap;
 use std::rc::Rc;

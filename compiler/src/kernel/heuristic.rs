@@ -48,8 +48,10 @@ impl<'g> Proposal<'g, '_> {
         of.map(|(i, a)| (i, *a)).collect()
     }
 
+    /// Output axes that the stage may use as it likes: rows only where there is no other stage.
     fn outs(&self, stage: usize) -> Vec<(usize, Axis<'g>)> {
-        self.serial(stage, |r| !matches!(r, Role::Reduce(_)))
+        let single = self.s.kernel.stages.len() == 1;
+        self.serial(stage, |r| matches!(r, Role::Out(_)) || r == Role::Row && single)
     }
 
     fn reduces(&self, stage: usize) -> Vec<(usize, Axis<'g>)> {

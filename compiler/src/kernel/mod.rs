@@ -135,8 +135,7 @@ macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 
 impl<'g> Scheduled<'g> {
     /// The kernel as loops. Ranges that are read through `/ c` and `% c` are split there, so that a layout's tiles and
-    /// a format's blocks are axes of their own. The rows of several stages are the grid from the start: the stages share
-    /// local memory, of which there is one for each row.
+    /// a format's blocks are axes of their own.
     pub fn new(kernel: Kernel<'g>) -> Scheduled<'g> {
         let mut s = Scheduled::plain(kernel);
         let mut i = 0;
@@ -145,10 +144,6 @@ impl<'g> Scheduled<'g> {
                 Some(c) => s.split(i, c, Kind::Serial, false),
                 None => i += 1,
             }
-        }
-        if s.kernel.stages.len() > 1 {
-            let rows: Vec<usize> = (0..s.axes.len()).filter(|&i| s.axes[i].role == Role::Row).collect();
-            rows.into_iter().for_each(|row| s.retag(row, Kind::Grid));
         }
         s
     }
@@ -197,6 +192,9 @@ impl<'g> Scheduled<'g> {
             (n, _) => n,
         };
         let threads = caps.lanes > 1;
+        if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
+            refuse!("{opt}: the stages share local memory, which holds one row");
+        }
         match opt.action {
             Action::Grid if reduce => refuse!("{opt}: a reduction cannot be spread over the grid"),
             Action::Grid if axis.role != Role::Row && !single => {

@@ -25,6 +25,7 @@ pub const UNARY_CONSTANTS: &[Rule] = &{
     let mut rules = [Rule {
         name: "unary_constant",
         head: Op::Unary(Unary::Neg),
+        types: ALL,
         apply: unary_constant,
         sample: |g, rng| {
             let op = *rng.choose(&Unary::ALL);
@@ -43,6 +44,7 @@ pub const BINARY_CONSTANTS: &[Rule] = &{
     let mut rules = [Rule {
         name: "binary_constant",
         head: Op::Binary(Binary::Add),
+        types: ALL,
         apply: binary_constant,
         sample: |g, rng| {
             let op = *rng.choose(&Binary::ALL);
@@ -89,6 +91,7 @@ fn bounded_constant(n: Ex) -> Option<Ex> {
 rules! { pub CASTS for ALL:
     constant:     [n @ (Cast x)]                    => x.as_bits().map(|v| cast_bits(n, x, v));
     bounded:      [n @ (Cast _)]                    => bounded_constant(n);
+    cast_same:    [n @ (Cast x)] if x.dtype() == n.dtype() => x;
     cast_cast:    [n @ (Cast (Cast x))]             => cast_cast(n, x);
 }
 

@@ -3,10 +3,13 @@
 //! [`simplify`] is exact for every type and may run at any time below the tensor level; its normal form is stable. The
 //! other tables lower or reorder: they run once, late.
 
+pub mod float;
 pub mod fold;
 pub mod index;
 pub(crate) mod sample;
+pub mod strength;
 pub mod sum;
+pub mod transcendental;
 
 #[cfg(test)]
 mod check;
@@ -23,6 +26,7 @@ pub const SIMPLIFY: &[&[Rule]] = &[
     fold::LOGIC,
     fold::WRAPPING,
     fold::BITS,
+    float::FLOAT,
     index::INDEX_ALGEBRA,
     index::INDEX_CASTS,
 ];
@@ -30,6 +34,11 @@ pub const SIMPLIFY: &[&[Rule]] = &[
 /// The same values in normal form.
 pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
     rewrite(SIMPLIFY, roots)
+}
+
+/// The same values in cheaper instructions, after the last [`simplify`].
+pub fn reduce<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
+    rewrite(&[fold::BITS, strength::SHIFTS, strength::STRENGTH], roots)
 }
 
 /// One expression in normal form.

@@ -69,15 +69,18 @@ impl<'g> Sum<'g> {
                 Op::Binary(Binary::Add) => todo.extend([(e.arg(0), k), (e.arg(1), k)]),
                 Op::Binary(Binary::Sub) => todo.extend([(e.arg(0), k), (e.arg(1), k.wrapping_neg())]),
                 Op::Unary(Unary::Neg) => todo.push((e.arg(0), k.wrapping_neg())),
-                Op::Binary(Binary::Mul) => {
-                    let product = Product::of(e);
-                    let k = k.wrapping_mul(product.coefficient);
-                    match product.factors[..] {
-                        [] => self.constant = self.constant.wrapping_add(k),
-                        [factor] => todo.push((factor, k)),
-                        _ => self.terms.push((product.monomial(e), k)),
+                Op::Binary(Binary::Mul) => match e.arg(1).as_int() {
+                    Some(c) => todo.push((e.arg(0), k.wrapping_mul(c))),
+                    None => {
+                        let product = Product::of(e);
+                        let k = k.wrapping_mul(product.coefficient);
+                        match product.factors[..] {
+                            [] => self.constant = self.constant.wrapping_add(k),
+                            [factor] => todo.push((factor, k)),
+                            _ => self.terms.push((product.monomial(e), k)),
+                        }
                     }
-                }
+                },
                 _ => match e.bounds() {
                     (lo, hi) if lo == hi => self.constant = self.constant.wrapping_add(lo.wrapping_mul(k)),
                     _ => self.terms.push((e, k)),
@@ -132,8 +135,8 @@ impl<'g> Sum<'g> {
             if sum.bounds().0 >= 0 {
                 return true;
             }
-            let widest = sum.terms.iter().rev().find_map(|&(t, k)| {
-                let (range, others) = Product::of(t).split_range().filter(|_| k < 0)?;
+            let widest = sum.terms.iter().rev().filter(|t| t.1 < 0).find_map(|&(t, k)| {
+                let (range, others) = Product::of(t).split_range()?;
                 Some((t, k, range, others))
             });
             let Some((term, k, range, others)) = widest else { return false };
@@ -297,6 +300,7 @@ pub fn gcd(a: i64, b: i64) -> i64 {
     }
     i64::try_from(a).unwrap_or(1)
 }
+
 /// `index = base + Σ strides[i]·ranges[i]`, if it is of this form with constant strides.
 pub fn affine<'g>(index: Ex<'g>, ranges: &[Ex<'g>]) -> Option<(Ex<'g>, Vec<i64>)> {
     let mut base = Sum::of(index);

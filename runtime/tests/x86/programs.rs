@@ -2,7 +2,10 @@
 
 use crate::run::{check, targets};
 use compiler::codegen::{Caps, Target};
+use compiler::dtype::{Bits, DType, Scalar};
+use compiler::linear::{Inst, Linear, Mem, Op, Reg};
 use compiler::rng::Rng;
+use compiler::scalar::{self, Binary};
 use compiler::testing::random_program;
 
 #[test]
@@ -12,6 +15,133 @@ fn random_programs() {
         for seed in 0..400 {
             let (program, buffers, symbols) = random_program(&mut Rng::new(seed), &caps, 60);
             check(&target, &program, &buffers, &symbols);
+        }
+    }
+}
+
+fn program(text: &str) -> Linear {
+    compiler::text::linear::parse(text).unwrap()
+}
+
+fn floats(n: usize) -> Vec<u8> {
+    (0..n).flat_map(|i| ((i * 37 % 101) as f32 - 50.0).to_le_bytes()).collect()
+}
+
+/// More accumulators than there are registers, all changed in every round.
+#[test]
+fn spilled_accumulators() {
+    for target in targets() {
+        let lanes = target.caps().vector_bytes / 4;
+        let t = Scalar::F32.vec(lanes);
+        let mut p = program("linear many grid 2 threads 1\n  buffer g0: f32\n  buffer g1: f32 written\n");
+        let count = 44;
+        let extent = p.op(DType::I64, Op::Const(Bits::int(5)), &[]);
+        let zero = p.op(t, Op::Const(Bits(0)), &[]);
+        let (var, step) = (p.reg(DType::I64), p.op(DType::I64, Op::Const(Bits::int(lanes as i64)), &[]));
+        let carried: Vec<(Reg, Reg)> = (0..count).map(|_| (p.reg(t), zero)).collect();
+        let phis: Vec<Reg> = carried.iter().map(|c| c.0).collect();
+        p.code.push(Inst::Loop { var, extent, carried });
+        let index = p.op(DType::I64, Op::Binary(Binary::Mul), &[var, step]);
+        let next = (0..count)
+            .map(|i| {
+                let x = p.reg(t);
+                p.code.push(Inst::Load { dst: x, mem: Mem::Global(0), index, offset: i as i64, gate: None });
+                // Each takes its neighbour's value: the moves of the back edge are one long cycle.
+                p.op(t, Op::Binary(Binary::Add), &[phis[(i + 1) % count], x])
+            })
+            .collect();
+        let out: Vec<Reg> = (0..count).map(|_| p.reg(t)).collect();
+        p.code.push(Inst::End { next, out: out.clone() });
+        let grid = p.op(DType::I64, Op::Grid, &[]);
+        let size = p.op(DType::I64, Op::Const(Bits::int((count * lanes as usize) as i64)), &[]);
+        let index = p.op(DType::I64, Op::Binary(Binary::Mul), &[grid, size]);
+        for (i, value) in out.into_iter().enumerate() {
+            let offset = (i * lanes as usize) as i64;
+            p.code.push(Inst::Store { mem: Mem::Global(1), index, offset, value, gate: None });
+        }
+        let out = vec![0; 2 * count * t.bytes()];
+        check(&target, &p, &[floats(5 * lanes as usize + count), out], &[]);
+    }
+}
+
+/// Loops of no round hand on what they were given; carried values may swap.
+#[test]
+fn loops() {
+    let p = program(
+        "linear loops grid 3 threads 1
+  buffer g0: f32
+  buffer g1: f32 written
+  buffer g2: i64 written
+  symbol s0: n
+  %0: i64 = Grid
+  %1: i64 = s0
+  %2: i64 = Sub %1 %0
+  %3: f32x4 = load g0[%0]
+  %4: f32x4 = load g0[%0 + 4]
+  loop %5 < %2 [%6: f32x4 = %3, %7: f32x4 = %4, %8: i64 = %0]
+    %9: f32x4 = Add %6 %7
+    loop %10 < %5 [%11: i64 = %8]
+      %12: i64 = Add %11 %10
+    end [%12] -> [%13: i64]
+  end [%7 %9 %13] -> [%14: f32x4, %15: f32x4, %16: i64]
+  %17: i64 = 8
+  %18: i64 = Mul %0 %17
+  store g1[%18] = %14
+  store g1[%18 + 4] = %15
+  store g2[%0] = %16
+",
+    );
+    for target in targets() {
+        for n in -1..6 {
+            check(&target, &p, &[floats(16), vec![0; 96], vec![0; 24]], &[n]);
+        }
+    }
+}
+
+/// Tile products of bytes and of bf16, of several heights, with B kept and B changed.
+#[test]
+fn tiles() {
+    let mut rng = Rng::new(3);
+    for target in targets().into_iter().filter(|t| t.caps().tile) {
+        for (a, b, c, inputs) in
+            [(Scalar::I8, Scalar::U8, Scalar::I32, 4), (Scalar::BF16, Scalar::BF16, Scalar::F32, 2)]
+        {
+            let mut p = program("linear tiles grid 2 threads 1\n");
+            p.buffers = vec![(a.into(), false), (b.into(), false), (c.into(), true)];
+            let (vector, grid) = (b.vec(16 * inputs as u16), p.op(DType::I64, Op::Grid, &[]));
+            let size = p.op(DType::I64, Op::Const(Bits::int(5 * 256)), &[]);
+            let index = p.op(DType::I64, Op::Binary(Binary::Mul), &[grid, size]);
+            let columns: Vec<Reg> = (0..17)
+                .map(|i| {
+                    let (dst, offset) = (p.reg(vector), i * 16 * inputs);
+                    p.code.push(Inst::Load { dst, mem: Mem::Global(1), index: grid, offset, gate: None });
+                    dst
+                })
+                .collect();
+            for (n, used) in [&columns[..16], &columns[..16], &columns[1..], &columns[..8], &columns[3..4]]
+                .into_iter()
+                .enumerate()
+            {
+                let dst: Vec<Reg> = (0..16).map(|_| p.reg(c.vec(16))).collect();
+                let (offset, stride) = (3 * n as i64, 70);
+                let (mem, b) = (Mem::Global(0), used.to_vec());
+                p.code.push(Inst::TileDot { dst: dst.clone(), mem, index: grid, offset, stride, b });
+                for (i, value) in dst.into_iter().enumerate() {
+                    let offset = (256 * n + 16 * i) as i64;
+                    p.code.push(Inst::Store { mem: Mem::Global(2), index, offset, value, gate: None });
+                }
+            }
+            // Whole numbers, whose sums are exact in any order.
+            let mut fill = |s: Scalar, n: usize| {
+                let mut bytes = vec![0; n * s.bytes()];
+                bytes.chunks_exact_mut(s.bytes()).for_each(|e| {
+                    let v = if s.is_float() { rng.range(-8, 8) } else { s.wrap(rng.bits() as i64) };
+                    scalar::cast(Scalar::I64, s, Bits::int(v)).write(s, e);
+                });
+                bytes
+            };
+            let buffers = [fill(a, 1300), fill(b, 17 * 64 + 1), vec![0; 2 * 5 * 256 * 4]];
+            check(&target, &p, &buffers, &[]);
         }
     }
 }

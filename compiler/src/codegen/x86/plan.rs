@@ -126,8 +126,12 @@ impl<'a> Plan<'a> {
         }
     }
 
+    pub fn only_use(&self, r: Reg) -> bool {
+        self.uses[r.0 as usize] == 1
+    }
+
     fn only_use_in(&self, r: Reg, block: &[u32], at: usize) -> bool {
-        self.uses[r.0 as usize] == 1 && block[self.def[r.0 as usize]] == block[at]
+        self.only_use(r) && block[self.def[r.0 as usize]] == block[at]
     }
 
     /// The load behind `r` when instruction `at` may do it itself.

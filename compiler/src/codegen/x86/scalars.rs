@@ -88,10 +88,11 @@ impl Lower<'_> {
                 let b = self.reg(args[1]);
                 self.lea(Address { index: Some((b, 1)), ..Address::new(Base::Reg(a), 0, 0) })
             }
-            (Binary::Mul, Some(c)) if c > 0 && c.count_ones() == 1 => match c {
-                1 => a,
-                _ => self.int_tied(M::Shl, Size::B8, a, Arg::Imm(c.trailing_zeros() as i64)),
-            },
+            (Binary::Mul, Some(1)) => a,
+            // Where `a` is read again, the multiplication saves the copy that a shift in place would need.
+            (Binary::Mul, Some(c)) if c > 0 && c.count_ones() == 1 && self.plan.only_use(args[0]) => {
+                self.int_tied(M::Shl, Size::B8, a, Arg::Imm(c.trailing_zeros() as i64))
+            }
             (Binary::Mul, Some(c)) if i32::try_from(c).is_ok() => {
                 self.int_def(M::Imul, Size::B8, &[use_a, Arg::Imm(c)])
             }
@@ -126,10 +127,6 @@ impl Lower<'_> {
                     Binary::And => M::And,
                     Binary::Or => M::Or,
                     _ => M::Xor,
-                };
-                let b = match (m, b) {
-                    (M::Imul, Arg::Imm(_)) => Arg::Use(self.reg(args[1]), Size::B8),
-                    (_, b) => b,
                 };
                 let d = self.int_tied(m, Size::B8, a, b);
                 // Extended values stay extended under bitwise operations.

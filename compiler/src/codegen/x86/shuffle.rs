@@ -31,10 +31,10 @@ impl Lower<'_> {
         if t.scalar == Scalar::Bool {
             // Each bit to its first place, then k times side by side.
             let places = (0..source.lanes as usize).fold(0u64, |m, l| m | 1 << (l * k));
-            let places = self.imm(places as i64);
+            let [places, side_by_side] = [places as i64, lane_mask(k as u16)].map(|v| self.imm(v));
             let b8 = |v| Arg::Use(v, Size::B8);
             let apart = self.int_def(M::Pdep, Size::B8, &[b8(v), b8(places)]);
-            return self.int_def(M::Imul, Size::B8, &[b8(apart), Arg::Imm(lane_mask(k as u16))]);
+            return self.int_tied(M::Imul, Size::B8, apart, b8(side_by_side));
         }
         let (element, size) = (t.scalar.bytes(), Size::vector(t.bytes()));
         // Source byte of every destination byte.

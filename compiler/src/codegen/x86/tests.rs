@@ -1,1 +1,131 @@
+//! What the inner loops look like.
 
+use super::*;
+use crate::text::linear::parse;
+
+const VNNI: Features = Features { avx512: true, vnni: true, avx_vnni: false, amx: false };
+
+/// The code from the innermost loop's label up to the jump back: the first jump to a label before it.
+fn inner_loop(features: Features, text: &str) -> String {
+    let target = X86::new(features);
+    let listing = target.disassemble(&target.emit(&parse(text).unwrap()));
+    let lines: Vec<&str> = listing.lines().collect();
+    let label = |line: &str| lines.iter().position(|l| l.strip_suffix(':') == line.split(' ').next_back());
+    let (end, start) = lines
+        .iter()
+        .enumerate()
+        .find_map(|(i, l)| Some((i, label(l).filter(|at| *at < i)?)))
+        .expect("the program has a loop");
+    lines[start..=end].join("\n")
+}
+
+/// One tile of 16 rows and one block of Q4_0 for each round.
+const Q4_0: &str = "\
+linear q4_0 grid 4 threads 1
+  buffer g0: u8
+  buffer g1: f16
+  buffer g2: i8
+  buffer g3: i32
+  buffer g4: f32
+  buffer g5: f32 written
+  symbol s0: blocks
+  %0: i64 = Grid
+  %1: i64 = s0
+  %2: i64 = 16
+  %3: i64 = Mul %0 %1
+  %4: u8x64 = 15
+  %5: u8x64 = 4
+  %6: i64 = 32
+  %7: f32x16 = 0.0
+  %8: i64 = 256
+  loop %9 < %1 [%10: f32x16 = %7]
+    %11: i64 = Add %3 %9
+    %12: i64 = Mul %11 %8
+    %13: i64 = Mul %9 %6
+    %14: i64 = Mul %11 %2
+    %15: i32 = load g3[%9]
+    %16: i32x16 = Spread %15
+    %17: u8x64 = load g0[%12]
+    %18: u8x64 = And %17 %4
+    %19: i8x4 = load g2[%13]
+    %20: i8x64 = Repeat %19
+    %21: i32x16 = Dot4 %16 %18 %20
+    %22: u8x64 = Shr %17 %5
+    %23: u8x64 = And %22 %4
+    %24: i8x4 = load g2[%13 + 16]
+    %25: i8x64 = Repeat %24
+    %26: i32x16 = Dot4 %21 %23 %25
+    %27: u8x64 = load g0[%12 + 64]
+    %28: u8x64 = And %27 %4
+    %29: i8x4 = load g2[%13 + 4]
+    %30: i8x64 = Repeat %29
+    %31: i32x16 = Dot4 %26 %28 %30
+    %32: u8x64 = Shr %27 %5
+    %33: u8x64 = And %32 %4
+    %34: i8x4 = load g2[%13 + 20]
+    %35: i8x64 = Repeat %34
+    %36: i32x16 = Dot4 %31 %33 %35
+    %37: u8x64 = load g0[%12 + 128]
+    %38: u8x64 = And %37 %4
+    %39: i8x4 = load g2[%13 + 8]
+    %40: i8x64 = Repeat %39
+    %41: i32x16 = Dot4 %36 %38 %40
+    %42: u8x64 = Shr %37 %5
+    %43: u8x64 = And %42 %4
+    %44: i8x4 = load g2[%13 + 24]
+    %45: i8x64 = Repeat %44
+    %46: i32x16 = Dot4 %41 %43 %45
+    %47: u8x64 = load g0[%12 + 192]
+    %48: u8x64 = And %47 %4
+    %49: i8x4 = load g2[%13 + 12]
+    %50: i8x64 = Repeat %49
+    %51: i32x16 = Dot4 %46 %48 %50
+    %52: u8x64 = Shr %47 %5
+    %53: u8x64 = And %52 %4
+    %54: i8x4 = load g2[%13 + 28]
+    %55: i8x64 = Repeat %54
+    %56: i32x16 = Dot4 %51 %53 %55
+    %57: f32x16 = Cast %56
+    %58: f16x16 = load g1[%14]
+    %59: f32x16 = Cast %58
+    %60: f32 = load g4[%9]
+    %61: f32x16 = Spread %60
+    %62: f32x16 = Mul %59 %61
+    %63: f32x16 = Fma %57 %62 %10
+    prefetch g0[%12 + 4096]
+  end [%63] -> [%64: f32x16]
+  %65: i64 = Mul %0 %2
+  store g5[%65] = %64
+";
+
+#[test]
+fn q4_0_inner_loop() {
+    insta::assert_snapshot!(inner_loop(VNNI, Q4_0), @"");
+}
+
+/// Half of an AVX2 row of bytes below 16: the saturating product is exact.
+const BYTES: &str = "\
+linear bytes grid 1 threads 1
+  buffer g0: u8
+  buffer g1: i8
+  buffer g2: i32 written
+  symbol s0: blocks
+  %0: i64 = s0
+  %1: i32x8 = 0
+  %2: i64 = 32
+  %3: u8x32 = 15
+  loop %4 < %0 [%5: i32x8 = %1]
+    %6: i64 = Mul %4 %2
+    %7: u8x32 = load g0[%6]
+    %8: u8x32 = And %7 %3
+    %9: i8x32 = load g1[%6]
+    %10: i32x8 = Dot4 %5 %8 %9
+  end [%10] -> [%11: i32x8]
+  %12: i64 = 0
+  store g2[%12] = %11
+";
+
+#[test]
+fn dot_of_small_bytes_without_vnni() {
+    insta::assert_snapshot!(inner_loop(Features::default(), BYTES), @"");
+}
