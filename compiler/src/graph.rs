@@ -43,6 +43,13 @@ pub enum Kind {
     Vector,
 }
 
+impl Kind {
+    pub const ALL: [Kind; 8] = {
+        use Kind::*;
+        [Serial, Grid, Local, Lane, Group, Upcast, Unroll, Vector]
+    };
+}
+
 /// Up to 16 axis numbers, four bits each, the first in the low bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Perm(u64);
@@ -283,11 +290,21 @@ impl Graph {
         self.buffers.borrow()[slot as usize].clone()
     }
 
+    pub fn has_buffer(&self, slot: u32) -> bool {
+        (slot as usize) < self.buffers.borrow().len()
+    }
+
     /// A range that no other expression uses yet.
     pub fn new_range<'g>(&'g self, extent: Ex<'g>, kind: Kind) -> Ex<'g> {
-        let mut n = self.ranges.borrow_mut();
-        *n += 1;
-        self.make(Op::Range(*n - 1, kind), DType::INDEX, &[extent])
+        let number = *self.ranges.borrow();
+        self.range(number, extent, kind)
+    }
+
+    /// The range with this number.
+    pub fn range<'g>(&'g self, number: u32, extent: Ex<'g>, kind: Kind) -> Ex<'g> {
+        let mut next = self.ranges.borrow_mut();
+        *next = (*next).max(number + 1);
+        self.make(Op::Range(number, kind), DType::INDEX, &[extent])
     }
 }
 

@@ -8,6 +8,7 @@
 //! starts one block for each). On a GPU `threads` threads run each block and share the `locals`; on a CPU `threads` is 1.
 
 use crate::dtype::{Bits, DType, Scalar};
+use crate::graph;
 use crate::scalar::{self, Binary, Fold, Unary};
 use std::fmt::{self, Write};
 
@@ -90,6 +91,30 @@ pub enum Op {
     Dot4,
     /// 16-entry byte table, entry i at bits 8i..8i+8; the argument's low four bits choose. u8 in, i8 or u8 out.
     Lookup(u128),
+}
+
+impl Op {
+    /// The instruction that computes a node of the scheduled level from its arguments alone.
+    pub fn of(op: graph::Op) -> Option<Op> {
+        Some(match op {
+            graph::Op::Const(v) => Op::Const(v),
+            graph::Op::Unary(u) => Op::Unary(u),
+            graph::Op::Binary(b) => Op::Binary(b),
+            graph::Op::Fma => Op::Fma,
+            graph::Op::Where => Op::Where,
+            graph::Op::Cast => Op::Cast,
+            graph::Op::Bitcast => Op::Bitcast,
+            graph::Op::Lookup(t) => Op::Lookup(t),
+            graph::Op::Lanes => Op::Iota,
+            graph::Op::Spread => Op::Spread,
+            graph::Op::Repeat => Op::Repeat,
+            graph::Op::Extract(i) => Op::Extract(i),
+            graph::Op::Stack => Op::Stack,
+            graph::Op::LaneFold(f) => Op::Fold(f),
+            graph::Op::Dot4 => Op::Dot4,
+            _ => return None,
+        })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

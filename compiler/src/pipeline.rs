@@ -1,41 +1,104 @@
 //! Every pass by name, in order.
 //!
 //! In: tensor expressions and a target's capabilities. Out: linear programs. Between two passes the verifier checks
-//! what is legal at that level.
+//! what is legal at that level, and whoever wants to see what a pass has made of a kernel [`observe`]s it.
 
 use crate::codegen::{Caps, expand, linearize, vectorize};
 use crate::graph::{Ex, Graph};
 use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
-use crate::rewrite::rewrite;
+use crate::rewrite::{Rule, rewrite};
 use crate::rules::float::FUSE_FMA;
 use crate::rules::transcendental::TRANSCENDENTAL;
-use crate::rules;
+use crate::rules::{REDUCE, SIMPLIFY};
 use crate::schedule::{self, Kernel, Program};
-use crate::spec;
+use crate::spec::{self, kernel::Level};
 use crate::tensor::Tensor;
+use crate::text;
+use std::fmt;
 
 /// Tensor expressions to kernels.
 pub fn schedule<'g>(g: &'g Graph, outputs: &[Tensor<'g>]) -> Program<'g> {
-    schedule::program(g, outputs)
+    if cfg!(debug_assertions) {
+        spec::tensor::verify(&outputs.iter().map(|t| t.0).collect::<Vec<_>>());
+    }
+    let program = schedule::program(g, outputs);
+    if cfg!(debug_assertions) {
+        program.kernels.iter().for_each(spec::kernel::verify);
+    }
+    program
 }
 
 /// One kernel under a schedule to a linear program.
 pub fn compile(kernel: &Kernel, opts: &[Opt], caps: &Caps) -> Result<Linear, Illegal> {
-    let scheduled = Scheduled::new(kernel.clone()).apply_all(opts, caps)?.numbered();
-    let stages = expand::expand(&scheduled)?;
+    observe(kernel, opts, caps, &mut |_, _| ())
+}
+
+/// As [`compile`]; `seen` is shown what comes out of each pass, by the pass's name.
+pub fn observe<'g>(
+    kernel: &Kernel<'g>,
+    opts: &[Opt],
+    caps: &Caps,
+    seen: &mut dyn FnMut(&'static str, Ir<'_, 'g>),
+) -> Result<Linear, Illegal> {
+    let mut after = |pass: &'static str, ir: Ir<'_, 'g>| {
+        ir.verify();
+        seen(pass, ir);
+    };
+    let s = Scheduled::new(kernel.clone());
+    after("split ranges", Ir::Kernel(&s.kernel));
+    let s = s.apply_all(opts, caps)?;
+    after("apply options", Ir::Kernel(&s.kernel));
+    let s = s.numbered();
+    after("number ranges", Ir::Kernel(&s.kernel));
+    let stages = expand::expand(&s)?;
+    after("expand", Ir::Stores(&s.kernel, &stages, Level::Expanded));
     let stages = stages.iter().map(|s| vectorize::vectorize(s, caps)).collect::<Result<Vec<_>, _>>()?;
-    let stages: Vec<Vec<Ex>> = stages.iter().map(|s| finish(s, caps)).collect();
-    let linear = linearize::linearize(&scheduled, &stages);
-    spec::linear::verify(&linear);
+    after("vectorise", Ir::Stores(&s.kernel, &stages, Level::Vectorised));
+    let mut late = |pass, stages: &[Vec<Ex<'g>>], tables: &[&[Rule]]| {
+        let stages: Vec<Vec<Ex>> = stages.iter().map(|stores| rewrite(tables, stores)).collect();
+        after(pass, Ir::Stores(&s.kernel, &stages, Level::Vectorised));
+        stages
+    };
+    let polynomials: &[&[Rule]] = if caps.transcendental { &[] } else { &[TRANSCENDENTAL] };
+    let stages = late("transcendentals", &stages, polynomials);
+    let stages = late("simplify", &stages, SIMPLIFY);
+    let stages = late("fma", &stages, &[FUSE_FMA]);
+    let stages = late("strength", &stages, REDUCE);
+    let linear = linearize::linearize(&s, &stages);
+    after("linearise", Ir::Linear(&linear));
     Ok(linear)
 }
 
-/// The last rewrites before expressions become instructions.
-fn finish<'g>(stores: &[Ex<'g>], caps: &Caps) -> Vec<Ex<'g>> {
-    let stores = match caps.transcendental {
-        true => stores.to_vec(),
-        false => rewrite(&[TRANSCENDENTAL], stores),
-    };
-    rules::reduce(&rewrite(&[FUSE_FMA], &rules::simplify(&stores)))
+/// A kernel between two passes.
+#[derive(Clone, Copy)]
+pub enum Ir<'a, 'g> {
+    Kernel(&'a Kernel<'g>),
+    /// What the stages of a kernel have become.
+    Stores(&'a Kernel<'g>, &'a [Vec<Ex<'g>>], Level),
+    Linear(&'a Linear),
+}
+
+impl Ir<'_, '_> {
+    /// Linear programs are always checked; the levels above cost more and are checked in debug builds only.
+    fn verify(self) {
+        match self {
+            Ir::Linear(l) => spec::linear::verify(l),
+            Ir::Kernel(k) if cfg!(debug_assertions) => spec::kernel::verify(k),
+            Ir::Stores(k, stages, level) if cfg!(debug_assertions) => {
+                spec::kernel::verify_stages(k, stages, level)
+            }
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Display for Ir<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Ir::Kernel(k) => k.fmt(f),
+            Ir::Stores(k, stages, _) => f.write_str(&text::stages(k, stages)),
+            Ir::Linear(l) => l.fmt(f),
+        }
+    }
 }

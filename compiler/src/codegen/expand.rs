@@ -8,6 +8,7 @@ use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
 use crate::kernel::{Illegal, Scheduled, byte_factors};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, sum::affine};
+use crate::scalar::Fold;
 use std::collections::HashMap;
 
 /// Most copies of one store or fold.
@@ -87,7 +88,7 @@ fn tile<'g>(g: &'g Graph, store: Ex<'g>, m: Ex<'g>) -> Result<Ex<'g>, Illegal> {
     let mut refuse = |why: &str| error = Some(Illegal(format!("tile: {why}")));
     let new = rebuild(&[store], |e, args| {
         let e = e.with_args(&args);
-        let Op::Fold(_, n) = e.op() else { return e };
+        let Op::Fold(Fold::Sum, n) = e.op() else { return e };
         let bodies = &args[..n as usize];
         let Some(factors) = bodies.iter().map(|b| byte_factors(*b)).collect::<Option<Vec<_>>>() else { return e };
         let [lanes] = args[n as usize..] else {
@@ -111,10 +112,11 @@ fn tile<'g>(g: &'g Graph, store: Ex<'g>, m: Ex<'g>) -> Result<Ex<'g>, Illegal> {
             refuse("the rows are not consecutive, or the columns depend on them");
             return e;
         }
-        let mut parts = vec![mem, base];
+        let mut parts = vec![mem, base + lanes];
         parts.extend(factors.iter().map(|f| f.0));
         let t = g.make(Op::TileDot(stride), e.dtype(), &parts);
-        g.make(Op::TileRow, e.dtype(), &[t, m])
+        let row = g.make(Op::TileRow, e.dtype(), &[t, m]);
+        g.make(Op::Fold(Fold::Sum, 1), e.dtype(), &[row, lanes])
     });
     error.map_or(Ok(new[0]), Err)
 }

@@ -82,10 +82,6 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         }
         l.stage(s, i, stores, only);
     }
-    // The next row overwrites what this one keeps in local memory.
-    if !rows.is_empty() && stages.len() > 1 && l.out.threads > 1 {
-        l.push(Inst::Barrier);
-    }
     for _ in &rows {
         l.close(vec![]);
     }
@@ -344,25 +340,10 @@ impl<'g> Linearizer<'g> {
                 let first = self.value(e.arg(0));
                 return Reg(first.0 + e.arg(1).as_int().expect("tile rows are unrolled") as u32);
             }
-            Op::Const(v) => linear::Op::Const(v),
             Op::Symbol(_) => {
                 linear::Op::Symbol(self.symbols.iter().position(|s| *s == e).expect("collected before") as u32)
             }
-            Op::Unary(u) => linear::Op::Unary(u),
-            Op::Binary(b) => linear::Op::Binary(b),
-            Op::Where => linear::Op::Where,
-            Op::Cast => linear::Op::Cast,
-            Op::Bitcast => linear::Op::Bitcast,
-            Op::Lookup(t) => linear::Op::Lookup(t),
-            Op::Lanes => linear::Op::Iota,
-            Op::Spread => linear::Op::Spread,
-            Op::Repeat => linear::Op::Repeat,
-            Op::Extract(i) => linear::Op::Extract(i),
-            Op::Stack => linear::Op::Stack,
-            Op::LaneFold(f) => linear::Op::Fold(f),
-            Op::Fma => linear::Op::Fma,
-            Op::Dot4 => linear::Op::Dot4,
-            op => panic!("{op:?} at the linear level: {}", crate::text::expr(e)),
+            op => linear::Op::of(op).unwrap_or_else(|| panic!("{op:?} at the linear level: {}", crate::text::expr(e))),
         };
         let args: Vec<Reg> = e.args().iter().map(|&a| self.value(a)).collect();
         self.op(n.dtype, op, &args)
@@ -457,8 +438,9 @@ impl<'g> Linearizer<'g> {
             return dst;
         }
         let mem = Mem::Local(self.out.locals.len() as u32);
-        // Idle threads look as far ahead as the others; what they find there is not used.
-        let len = (self.out.threads as i64 + (n - 1) * stride) as usize * t.lanes as usize;
+        // Threads that this stage has no work for do as others do, in a group that may lack members.
+        let used: i64 = self.threads.iter().map(size).product();
+        let len = (self.out.threads as usize).next_multiple_of(used as usize) * t.lanes as usize;
         self.out.locals.push(Local { dtype: t.with_lanes(1), len });
         let lanes = self.int(t.lanes as i64);
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);

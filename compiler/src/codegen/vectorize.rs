@@ -186,6 +186,10 @@ impl<'g> Vectors<'g, '_> {
         let loops: Vec<Ex> = over.iter().copied().filter(|r| own(r).is_none()).collect();
         let all = args[..k].iter().fold(reduced, |m, a| m | a.1);
         let rest = all & !reduced;
+        if e.arg(0).op() == Op::TileRow {
+            // The tile product has summed over its inputs already.
+            return Ok(args[0]);
+        }
         if reduced == 0 {
             let bodies = args[..k].iter().map(|&b| self.lift(b, rest)).collect::<Result<Vec<_>, _>>()?;
             return Ok((self.folded(e, fold, bodies, loops, rest), rest));
@@ -236,10 +240,11 @@ impl<'g> Vectors<'g, '_> {
     fn tile_dot(&mut self, e: Ex<'g>, args: &[(Ex<'g>, Mask)]) -> Result<(Ex<'g>, Mask), Illegal> {
         let all: Mask = args[2..].iter().fold(0, |m, a| m | a.1);
         let (inner, columns) = (1 << (31 - all.leading_zeros()), all & !(1 << (31 - all.leading_zeros())));
-        if args[1].1 != 0 || self.lanes(inner) != 4 || self.lanes(columns) != 16 {
-            refuse!("a tile has 16 columns of 4 inputs");
-        }
-        let mut parts = vec![args[0].0, args[1].0];
+        let start = self.consecutive(e.arg(1)).filter(|(_, m)| *m == inner).map(|(base, _)| base);
+        let Some(start) = start.filter(|_| self.lanes(inner) == 4 && self.lanes(columns) == 16) else {
+            refuse!("a tile has 16 columns of 4 inputs")
+        };
+        let mut parts = vec![args[0].0, start];
         for &b in &args[2..] {
             parts.push(self.lift(b, all)?);
         }

@@ -22,28 +22,34 @@ pub struct Env<'a> {
 
 /// The lanes of an expression.
 pub fn eval(e: Ex, env: &mut Env) -> Vec<Bits> {
-    Evaluation::new(env).eval(e).to_vec()
+    eval_all(&[e], env, &mut Ranges::new())[0].to_vec()
 }
 
 /// The only lane of an expression.
 pub fn eval1(e: Ex, env: &mut Env) -> Bits {
-    Evaluation::new(env).scalar(e)
+    Evaluation::new(env, &mut Ranges::new()).scalar(e)
 }
 
-type Value = Rc<[Bits]>;
+/// The lanes of several expressions, which share what they have in common. `ranges` is kept from call to call.
+pub fn eval_all(es: &[Ex], env: &mut Env, ranges: &mut Ranges) -> Vec<Value> {
+    let mut evaluation = Evaluation::new(env, ranges);
+    es.iter().map(|&e| evaluation.eval(e)).collect()
+}
+
+pub type Value = Rc<[Bits]>;
 
 /// Several expressions in one environment. The environment may only change between evaluations.
 struct Evaluation<'a, 'e> {
     env: &'a mut Env<'e>,
-    ranges: Ranges,
+    ranges: &'a mut Ranges,
     values: IdMap<Value>,
     /// What `values` holds, oldest first.
     log: Vec<Id>,
 }
 
 impl<'a, 'e> Evaluation<'a, 'e> {
-    fn new(env: &'a mut Env<'e>) -> Self {
-        Evaluation { env, ranges: Ranges::new(), values: IdMap::default(), log: vec![] }
+    fn new(env: &'a mut Env<'e>, ranges: &'a mut Ranges) -> Self {
+        Evaluation { env, ranges, values: IdMap::default(), log: vec![] }
     }
 
     fn scalar(&mut self, e: Ex) -> Bits {
@@ -60,8 +66,10 @@ impl<'a, 'e> Evaluation<'a, 'e> {
                 continue;
             }
             let here = stack.len();
-            // A fold computes its bodies itself, and a load its index only if the gate is open.
-            if !matches!(e.op(), Op::Fold(..) | Op::Load | Op::LoadLanes | Op::Range(..)) {
+            // A fold computes its bodies itself, a load its index only if the gate is open, and a tile is never
+            // computed as a whole.
+            let own = matches!(e.op(), Op::Fold(..) | Op::Load | Op::LoadLanes | Op::Range(..) | Op::TileRow);
+            if !own {
                 stack.extend(e.args().into_iter().filter(|a| !self.values.contains_key(&a.id)));
             }
             if stack.len() == here {
@@ -82,6 +90,7 @@ impl<'a, 'e> Evaluation<'a, 'e> {
             Op::Fold(fold, bodies) => {
                 return self.fold(e, fold, &args[..bodies as usize], &args[bodies as usize..]);
             }
+            Op::TileRow => return self.tile_row(args[0], args[1], lanes),
             Op::Range(i, _) => {
                 let v = self.env.ranges.get(&e.id).unwrap_or_else(|| panic!("range {i} has no value"));
                 return vec![Bits::int(*v)];
@@ -122,8 +131,25 @@ impl<'a, 'e> Evaluation<'a, 'e> {
                 let folded = arg(0).iter().copied().reduce(|a, b| scalar::binary(f.binary(), from, a, b));
                 vec![folded.expect("a vector has lanes")]
             }
+            Op::Dot4 => each(&|l| dot(arg(0)[l], &arg(1)[4 * l..4 * l + 4], &arg(2)[4 * l..4 * l + 4])),
             op => panic!("{op:?} in an expression"),
         }
+    }
+
+    /// Row `m` of a tile product: of 16 columns by 4 inputs, or of a single input before that.
+    fn tile_row(&mut self, tile: Ex, m: Ex, lanes: usize) -> Vec<Bits> {
+        let Op::TileDot(stride) = tile.op() else { panic!("a row of {:?}", tile.op()) };
+        let args = tile.args();
+        let row = self.scalar(args[1]).as_int() + self.scalar(m).as_int() * stride;
+        let mut out = vec![Bits::int(0); lanes];
+        for (j, &b) in args[2..].iter().enumerate() {
+            let b = self.eval(b);
+            let inputs = b.len() / lanes;
+            let start = row + 4 * j as i64;
+            let a: Vec<Bits> = (0..inputs as i64).map(|i| (self.env.load)(args[0], start + i)).collect();
+            out.iter_mut().zip(b.chunks(inputs)).for_each(|(acc, b)| *acc = dot(*acc, b, &a));
+        }
+        out
     }
 
     /// Lanes whose gate is false read nothing; a scalar gate covers all lanes.
@@ -182,6 +208,12 @@ impl<'a, 'e> Evaluation<'a, 'e> {
         }
         self.log.truncate(kept);
     }
+}
+
+/// `acc + Σ a·b` in i32.
+fn dot(acc: Bits, a: &[Bits], b: &[Bits]) -> Bits {
+    let sum = a.iter().zip(b).fold(acc.as_int(), |s, (x, y)| s + x.as_int() * y.as_int());
+    Bits::int(Scalar::I32.wrap(sum))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Reference interpreters: slow, obvious, the definition of what the compiler must preserve.
 
 pub mod expr;
+pub mod kernel;
 pub mod linear;
 mod race;
 pub mod tensor;

@@ -37,9 +37,7 @@ pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
 }
 
 /// The same values in cheaper instructions, after the last [`simplify`].
-pub fn reduce<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
-    rewrite(&[fold::BITS, strength::SHIFTS, strength::STRENGTH], roots)
-}
+pub const REDUCE: &[&[Rule]] = &[fold::BITS, strength::SHIFTS, strength::STRENGTH];
 
 /// One expression in normal form.
 pub fn simplify1(e: Ex) -> Ex {

@@ -49,7 +49,7 @@ mod tests {
     use crate::text;
 
     fn reduced(e: Ex) -> Ex {
-        reduce(&[simplify1(e)])[0]
+        rewrite(REDUCE, &[simplify1(e)])[0]
     }
 
     #[test]

@@ -42,9 +42,9 @@ pub fn check(program: &Linear) -> Result<(), Violation> {
     }
 }
 
-type Check = Result<(), String>;
+pub(super) type Check = Result<(), String>;
 
-fn ensure(ok: bool, why: impl FnOnce() -> String) -> Check {
+pub(super) fn ensure(ok: bool, why: impl FnOnce() -> String) -> Check {
     if ok { Ok(()) } else { Err(why()) }
 }
 
@@ -126,7 +126,10 @@ impl Checker<'_> {
         match inst {
             Inst::Op { dst, op, args } => {
                 let args: Vec<DType> = args.iter().map(dtype).collect();
-                self.op(op, dtype(dst), &args)
+                if let Op::Symbol(s) = op {
+                    ensure((*s as usize) < self.program.symbols.len(), || format!("no symbol s{s}"))?;
+                }
+                operation(op, dtype(dst), &args)
             }
             Inst::Load { dst, mem, index, gate, .. } => {
                 self.access(*mem, dtype(dst))?;
@@ -214,85 +217,78 @@ impl Checker<'_> {
             format!("gate {g} is {t}, not one bool or {lanes}")
         })
     }
+}
 
-    fn op(&self, op: &Op, dst: DType, args: &[DType]) -> Check {
-        let arity = match op {
-            Op::Const(_) | Op::Symbol(_) | Op::Grid | Op::Thread | Op::Iota => 0,
-            Op::Unary(_) | Op::Cast | Op::Bitcast | Op::Spread | Op::Repeat => 1,
-            Op::Extract(_) | Op::Slice(_) | Op::Fold(_) | Op::Lookup(_) => 1,
-            Op::Binary(_) => 2,
-            Op::Fma | Op::Where | Op::Dot4 => 3,
-            Op::Stack => dst.lanes as usize,
-        };
-        ensure(args.len() == arity, || format!("takes {arity} arguments, not {}", args.len()))?;
-        let all_are = |t: DType| ensure(args.iter().all(|a| *a == t), || format!("takes {t}"));
-        let gives = |t: DType| ensure(dst == t, || format!("gives {t}, not {dst}"));
-        let takes = |ok: bool, s: Scalar| ensure(ok, || format!("does not take {s}"));
-        match op {
-            Op::Const(bits) => {
-                ensure(bits.is_canonical(dst.scalar), || format!("no value of {}", dst.scalar))
-            }
-            Op::Symbol(s) => {
-                ensure((*s as usize) < self.program.symbols.len(), || format!("no symbol s{s}"))?;
-                gives(DType::INDEX)
-            }
-            Op::Grid | Op::Thread => gives(DType::INDEX),
-            Op::Iota => gives(DType::I32.with_lanes(dst.lanes)),
-            Op::Unary(u) => {
-                takes(u.takes(args[0].scalar), args[0].scalar)?;
-                gives(args[0])
-            }
-            Op::Binary(b) => {
-                all_are(args[0])?;
-                takes(b.takes(args[0].scalar), args[0].scalar)?;
-                gives(result(*b, args[0]))
-            }
-            Op::Fma => {
-                all_are(DType::F32.with_lanes(dst.lanes))?;
-                gives(args[0])
-            }
-            Op::Where => {
-                let cond = DType::BOOL.with_lanes(dst.lanes);
-                ensure(args[0] == cond, || format!("condition is {}, not {cond}", args[0]))?;
-                ensure(args[1] == dst && args[2] == dst, || format!("chooses between values of {dst}"))
-            }
-            Op::Cast => gives(dst.scalar.vec(args[0].lanes)),
-            Op::Bitcast => {
-                let (from, to) = (args[0].scalar, dst.scalar);
-                ensure(from.bytes() == to.bytes(), || format!("{from} and {to} differ in width"))?;
-                takes(from != Scalar::Bool && to != Scalar::Bool, Scalar::Bool)?;
-                gives(to.vec(args[0].lanes))
-            }
-            Op::Spread | Op::Repeat => {
-                gives(args[0].with_lanes(dst.lanes))?;
-                ensure(dst.lanes.is_multiple_of(args[0].lanes), || {
-                    format!("{dst} is no multiple of {}", args[0])
-                })
-            }
-            Op::Extract(lane) => {
-                ensure(*lane < args[0].lanes, || format!("no lane {lane} in {}", args[0]))?;
-                gives(args[0].with_lanes(1))
-            }
-            Op::Slice(first) => {
-                let end = *first as u32 + dst.lanes as u32;
-                ensure(end <= args[0].lanes as u32, || format!("lanes {first}..{end} of {}", args[0]))?;
-                gives(args[0].with_lanes(dst.lanes))
-            }
-            Op::Stack => all_are(dst.with_lanes(1)),
-            Op::Fold(fold) => {
-                takes(fold.binary().takes(args[0].scalar), args[0].scalar)?;
-                gives(args[0].with_lanes(1))
-            }
-            Op::Dot4 => {
-                gives(DType::I32.with_lanes(dst.lanes))?;
-                let wide = dst.lanes.checked_mul(4).ok_or("too many lanes")?;
-                let want = [dst, Scalar::U8.vec(wide), Scalar::I8.vec(wide)];
-                ensure(args == want, || format!("takes {want:?}, not {args:?}"))
-            }
-            Op::Lookup(_) => {
-                all_are(Scalar::U8.vec(dst.lanes))?;
-                ensure(matches!(dst.scalar, Scalar::U8 | Scalar::I8), || format!("gives bytes, not {dst}"))
-            }
+/// Whether an operation on these types gives this type. Which symbols there are is for the caller to know.
+pub(super) fn operation(op: &Op, dst: DType, args: &[DType]) -> Check {
+    let arity = match op {
+        Op::Const(_) | Op::Symbol(_) | Op::Grid | Op::Thread | Op::Iota => 0,
+        Op::Unary(_) | Op::Cast | Op::Bitcast | Op::Spread | Op::Repeat => 1,
+        Op::Extract(_) | Op::Slice(_) | Op::Fold(_) | Op::Lookup(_) => 1,
+        Op::Binary(_) => 2,
+        Op::Fma | Op::Where | Op::Dot4 => 3,
+        Op::Stack => dst.lanes as usize,
+    };
+    ensure(args.len() == arity, || format!("takes {arity} arguments, not {}", args.len()))?;
+    let all_are = |t: DType| ensure(args.iter().all(|a| *a == t), || format!("takes {t}"));
+    let gives = |t: DType| ensure(dst == t, || format!("gives {t}, not {dst}"));
+    let takes = |ok: bool, s: Scalar| ensure(ok, || format!("does not take {s}"));
+    match op {
+        Op::Const(bits) => ensure(bits.is_canonical(dst.scalar), || format!("no value of {}", dst.scalar)),
+        Op::Symbol(_) | Op::Grid | Op::Thread => gives(DType::INDEX),
+        Op::Iota => gives(DType::I32.with_lanes(dst.lanes)),
+        Op::Unary(u) => {
+            takes(u.takes(args[0].scalar), args[0].scalar)?;
+            gives(args[0])
+        }
+        Op::Binary(b) => {
+            all_are(args[0])?;
+            takes(b.takes(args[0].scalar), args[0].scalar)?;
+            gives(result(*b, args[0]))
+        }
+        Op::Fma => {
+            all_are(DType::F32.with_lanes(dst.lanes))?;
+            gives(args[0])
+        }
+        Op::Where => {
+            let cond = DType::BOOL.with_lanes(dst.lanes);
+            ensure(args[0] == cond, || format!("condition is {}, not {cond}", args[0]))?;
+            ensure(args[1] == dst && args[2] == dst, || format!("chooses between values of {dst}"))
+        }
+        Op::Cast => gives(dst.scalar.vec(args[0].lanes)),
+        Op::Bitcast => {
+            let (from, to) = (args[0].scalar, dst.scalar);
+            ensure(from.bytes() == to.bytes(), || format!("{from} and {to} differ in width"))?;
+            takes(from != Scalar::Bool && to != Scalar::Bool, Scalar::Bool)?;
+            gives(to.vec(args[0].lanes))
+        }
+        Op::Spread | Op::Repeat => {
+            gives(args[0].with_lanes(dst.lanes))?;
+            ensure(dst.lanes.is_multiple_of(args[0].lanes), || format!("{dst} is no multiple of {}", args[0]))
+        }
+        Op::Extract(lane) => {
+            ensure(*lane < args[0].lanes, || format!("no lane {lane} in {}", args[0]))?;
+            gives(args[0].with_lanes(1))
+        }
+        Op::Slice(first) => {
+            let end = *first as u32 + dst.lanes as u32;
+            ensure(end <= args[0].lanes as u32, || format!("lanes {first}..{end} of {}", args[0]))?;
+            gives(args[0].with_lanes(dst.lanes))
+        }
+        Op::Stack => all_are(dst.with_lanes(1)),
+        Op::Fold(fold) => {
+            takes(fold.binary().takes(args[0].scalar), args[0].scalar)?;
+            gives(args[0].with_lanes(1))
+        }
+        Op::Dot4 => {
+            gives(DType::I32.with_lanes(dst.lanes))?;
+            let wide = dst.lanes.checked_mul(4).ok_or("too many lanes")?;
+            let want = [dst, Scalar::U8.vec(wide), Scalar::I8.vec(wide)];
+            ensure(args == want, || format!("takes {want:?}, not {args:?}"))
+        }
+        Op::Lookup(_) => {
+            all_are(Scalar::U8.vec(dst.lanes))?;
+            ensure(matches!(dst.scalar, Scalar::U8 | Scalar::I8), || format!("gives bytes, not {dst}"))
         }
     }
 }

@@ -3,12 +3,11 @@
 //! Any text gives a program or an error, never a panic. The program is well formed (every register has one definition
 //! and the register numbers have no gaps) but need not be legal: that is for [`crate::spec::linear::verify`].
 
-use super::{Cursor, ParseError};
+use super::{Cursor, ParseError, named};
 use crate::dtype::{Bits, DType};
 use crate::linear::{Count, Inst, Linear, Local, Mem, Op, Reg};
 use crate::scalar::{Binary, Fold, Unary};
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 
 /// Grid expressions nest no deeper than this.
 const MAX_NESTING: usize = 64;
@@ -54,11 +53,6 @@ fn count(c: &mut Cursor, nesting: usize) -> Result<Count, ParseError> {
     let b = count(c, nesting - 1)?;
     c.want(")")?;
     Ok(Count::Binary(op, Box::new((a, b))))
-}
-
-/// The value whose `Debug` text is `name`.
-fn named<T: Copy + Debug>(all: &[T], name: &str) -> Option<T> {
-    all.iter().copied().find(|v| format!("{v:?}") == name)
 }
 
 struct Parser<'a> {

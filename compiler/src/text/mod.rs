@@ -1,9 +1,12 @@
 //! Programs as people read and write them: the text that a level's `Display` prints in, the same program out.
 
-mod graph;
+mod expr;
+pub mod graph;
 pub mod linear;
 
-pub use graph::expr;
+pub use expr::{expr, stages};
+
+use std::fmt::Debug;
 
 /// Says where a text stopped making sense.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -72,4 +75,9 @@ impl<'a> Cursor<'a> {
     fn end(&self) -> Result<(), ParseError> {
         if self.rest.trim().is_empty() { Ok(()) } else { self.fail("the end of the line") }
     }
+}
+
+/// The value whose `Debug` text is `name`.
+fn named<T: Copy + Debug>(all: &[T], name: &str) -> Option<T> {
+    all.iter().copied().find(|v| format!("{v:?}") == name)
 }

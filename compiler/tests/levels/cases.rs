@@ -1,0 +1,138 @@
+//! Small expressions of every kind that models are made of, with inputs.
+//!
+//! What decides an integer (a rounded quotient, a rank) is computed from small whole numbers, whose float sums are exact
+//! in any order.
+
+use compiler::dtype::DType;
+use compiler::graph::{Graph, Op};
+use compiler::interp::tensor::Env;
+use compiler::ops::{self, Gate, Rope, Router};
+use compiler::quant::{Format, Layout};
+use compiler::rng::Rng;
+use compiler::table::{Built, Case, Fill, Form, fill};
+use compiler::tensor::Tensor;
+use std::collections::HashMap;
+
+pub struct Example {
+    pub name: &'static str,
+    pub build: for<'g> fn(&'g Graph) -> Built<'g>,
+    pub symbols: &'static [(&'static str, i64)],
+}
+
+const WHOLE: Fill = Fill::Ints(-6, 6);
+
+pub const EXAMPLES: &[Example] = &[
+    Example {
+        name: "softmax",
+        build: |g| built(g, |b| vec![b.f32("x", &[3, 77]).softmax(-1)]),
+        symbols: &[],
+    },
+    Example { name: "norm and quantise", build: norm_quant, symbols: &[] },
+    Example { name: "Q4_0 linear", build: |g| linear(g, "Q4_0", 32, 2), symbols: &[] },
+    Example { name: "Q4_K linear", build: |g| linear(g, "Q4_K", 16, 1), symbols: &[] },
+    Example { name: "Q6_K linear", build: |g| linear(g, "Q6_K", 19, 1), symbols: &[] },
+    Example { name: "F16 linear", build: |g| linear(g, "F16", 16, 3), symbols: &[] },
+    Example {
+        name: "gate and up",
+        build: |g| experts(g, Form::GateUp { experts: 4, used: 2 }),
+        symbols: &[],
+    },
+    Example { name: "down", build: |g| experts(g, Form::Down { experts: 4, used: 2 }), symbols: &[] },
+    Example { name: "router", build: router, symbols: &[] },
+    Example { name: "rope", build: rope, symbols: &[("tokens", 3)] },
+    Example { name: "assign to a slice", build: assign, symbols: &[("pos", 4), ("tokens", 3)] },
+    Example { name: "gather and scatter", build: gather, symbols: &[] },
+];
+
+pub struct Inputs<'g> {
+    g: &'g Graph,
+    inputs: Vec<(Tensor<'g>, Fill)>,
+}
+
+impl<'g> Inputs<'g> {
+    pub fn add(&mut self, x: Tensor<'g>, fill: Fill) -> Tensor<'g> {
+        self.inputs.push((x, fill));
+        x
+    }
+    pub fn f32(&mut self, name: &str, dims: &[i64]) -> Tensor<'g> {
+        self.add(self.g.input(name, DType::F32, dims.to_vec()), Fill::Normal(1.0))
+    }
+    fn whole(&mut self, name: &str, dims: &[i64]) -> Tensor<'g> {
+        self.add(self.g.input(name, DType::I32, dims.to_vec()), WHOLE).cast(compiler::dtype::Scalar::F32)
+    }
+}
+
+pub fn built<'g>(g: &'g Graph, f: impl FnOnce(&mut Inputs<'g>) -> Vec<Tensor<'g>>) -> Built<'g> {
+    let mut b = Inputs { g, inputs: vec![] };
+    Built { outputs: f(&mut b), inputs: b.inputs }
+}
+
+fn norm_quant(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let (x, w) = (b.whole("x", &[2, 96]), b.whole("w", &[96]));
+        let q = ops::quantize_i8(ops::rms_norm(x, w, 1e-5));
+        vec![q.q, q.d, q.s32]
+    })
+}
+
+fn linear<'g>(g: &'g Graph, format: &str, rows: i64, tokens: i64) -> Built<'g> {
+    Case::linear(Format::by_name(format).unwrap(), rows, 256, tokens).build(g, Layout::Interleaved16)
+}
+
+fn experts(g: &Graph, form: Form) -> Built<'_> {
+    let format = Format::by_name("Q4_0").unwrap();
+    Case { form, format, rows: 32, cols: 64, tokens: 1 }.build(g, Layout::Interleaved16)
+}
+
+fn router(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let (x, w, bias) = (b.whole("x", &[2, 40]), b.whole("w", &[16, 40]), b.f32("bias", &[16]));
+        let r = Router { gate: Gate::Sigmoid, k: 4, normalise: true, scale: 1.8 };
+        let (experts, weights) = ops::router(ops::linear(x, w) * 0.01, Some(bias), r);
+        vec![experts, weights]
+    })
+}
+
+fn rope(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let tokens = g.symbol("tokens", (1, 8));
+        let x = b.add(g.input("x", DType::F32, [tokens, g.int(2), g.int(24)]), Fill::Normal(1.0));
+        let positions = b.add(g.input("pos", DType::I32, [tokens]), Fill::Ints(0, 100));
+        let freq = b.add(g.input("freq", DType::F32, [12]), Fill::Between(0.01, 1.0));
+        let (cos, sin) = ops::rope_tables(positions, freq);
+        vec![ops::rope(x, cos.unsqueeze(1), sin.unsqueeze(1), Rope::HalfSplit)]
+    })
+}
+
+fn assign(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let (pos, tokens) = (g.symbol("pos", (0, 13)), g.symbol("tokens", (1, 4)));
+        let cache = b.f32("cache", &[17, 20]);
+        let x = b.add(g.input("x", DType::F32, [tokens, g.int(20)]), Fill::Normal(1.0));
+        let after = cache.slice_dim(0, pos, tokens).assign(x * 2.0);
+        let seen = after.slice_dim(0, g.int(0), pos + 1);
+        vec![after, seen.sum(0), seen.max(-1)]
+    })
+}
+
+fn gather(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let (table, cache) = (b.f32("table", &[10, 24]), b.f32("cache", &[6, 24]));
+        let at = b.add(g.input("at", DType::I32, [3]), Fill::Ints(-2, 12));
+        let to = g.iota(3) * 2;
+        let rows = table.gather(at);
+        vec![rows.sum(-1), cache.gather(to).assign(rows * 0.5)]
+    })
+}
+
+/// The symbols' values and random inputs.
+pub fn environment(built: &Built, symbols: &[(&str, i64)], rng: &mut Rng) -> Env {
+    let mut env = Env { buffers: HashMap::new(), symbols: HashMap::new() };
+    env.symbols.extend(symbols.iter().map(|(name, v)| (name.to_string(), *v)));
+    for &(t, how) in &built.inputs {
+        let n: i64 = t.dims().iter().map(|&d| compiler::interp::tensor::index(d, &env)).product();
+        let Op::Buffer(slot) = t.0.op() else { panic!("inputs are buffers") };
+        env.buffers.insert(slot, fill(t.dtype(), n as usize, how, rng));
+    }
+    env
+}

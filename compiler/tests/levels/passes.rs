@@ -1,0 +1,130 @@
+//! Every pass preserves the meaning: what the tensor interpreter computes, the kernel interpreter computes after each
+//! pass, and the linear interpreter in the end.
+
+use crate::cases::{EXAMPLES, environment};
+use compiler::codegen::Caps;
+use compiler::dtype::Bits;
+use compiler::graph::{Ex, Graph, Op};
+use compiler::interp::kernel::{Memory, run, run_stages};
+use compiler::interp::tensor::{Array, Env, eval};
+use compiler::interp::{self, tensor::index};
+use compiler::kernel::{Opt, heuristic, search, show};
+use compiler::linear::Linear;
+use compiler::pipeline::{self, Ir};
+use compiler::rng::Rng;
+use compiler::schedule::{Kernel, buffer_bytes};
+use compiler::tensor::Tensor;
+use compiler::testing::CPU;
+
+const GPU: Caps = Caps {
+    vector_bytes: 16,
+    lanes: 32,
+    max_threads: 1024,
+    local_bytes: 48 << 10,
+    dot4: true,
+    tile: false,
+    transcendental: true,
+};
+
+fn slot(buffer: Ex) -> u32 {
+    let Op::Buffer(slot) = buffer.op() else { panic!("{:?} is no buffer", buffer.op()) };
+    slot
+}
+
+fn array(buffer: Ex, memory: &Memory, env: &Env) -> Array {
+    let dims: Vec<usize> = buffer.dims().iter().map(|&d| index(d, env) as usize).collect();
+    Array::from_bytes(buffer.dtype().scalar, &dims, &memory[&slot(buffer)])
+}
+
+/// Equal, or for floats within the error of another order of summation.
+fn compare(got: &Array, want: &Array, tolerance: f32) -> Result<(), String> {
+    let most = match want.scalar.is_float() {
+        true => want.floats().iter().fold(0f32, |m, v| m.max(v.abs())),
+        false => 0.0,
+    };
+    let near = |g: Bits, w: Bits| {
+        g == w || want.scalar.is_float() && (g.as_float() - w.as_float()).abs() <= tolerance * most
+    };
+    let wrong = got.data.iter().zip(&want.data).position(|(g, w)| !near(*g, *w));
+    wrong.map_or(Ok(()), |i| {
+        let (g, w) = (got.data[i].show(want.scalar), want.data[i].show(want.scalar));
+        Err(format!("element {i} of {} is {g}, not {w}", want.data.len()))
+    })
+}
+
+fn run_linear(linear: &Linear, kernel: &Kernel, memory: &mut Memory, env: &Env) {
+    let args = kernel.buffers();
+    let contents = |(b, _): &(Ex, bool)| {
+        let mut bytes = memory.get(&slot(*b)).cloned().unwrap_or_default();
+        bytes.resize(buffer_bytes(*b).max(bytes.len()), 0xCD);
+        bytes
+    };
+    let mut buffers: Vec<Vec<u8>> = args.iter().map(contents).collect();
+    let symbols: Vec<i64> = linear.symbols.iter().map(|s| env.symbols[s]).collect();
+    interp::linear::run(linear, &mut buffers, &symbols);
+    memory.extend(args.iter().map(|(b, _)| slot(*b)).zip(buffers));
+}
+
+/// Runs a kernel after each pass of this schedule and compares what it writes with `want`.
+fn check_passes(kernel: &Kernel, opts: &[Opt], caps: &Caps, before: &Memory, want: &Memory, env: &Env) {
+    let mut seen = vec![];
+    let compiled = pipeline::observe(kernel, opts, caps, &mut |pass, ir| {
+        seen.push(pass);
+        let mut memory = before.clone();
+        match ir {
+            Ir::Kernel(k) => run(k, &mut memory, &env.symbols),
+            Ir::Stores(k, stages, _) => run_stages(&k.rows, stages, &mut memory, &env.symbols),
+            Ir::Linear(l) => run_linear(l, kernel, &mut memory, env),
+        }
+        for (b, _) in kernel.buffers().into_iter().filter(|b| b.1) {
+            let tolerance = if pass == "split ranges" { 0.0 } else { 2e-5 };
+            compare(&array(b, &memory, env), &array(b, want, env), tolerance).unwrap_or_else(|why| {
+                panic!("{} after {pass} with {}: {why}\n{kernel}\n{ir}", kernel.name, show(opts))
+            });
+        }
+    });
+    compiled.unwrap_or_else(|why| panic!("{} with {}: {why}", kernel.name, show(opts)));
+    assert_eq!(seen.first(), Some(&"split ranges"));
+    assert_eq!(seen.last(), Some(&"linearise"));
+}
+
+/// All kernels of a program under the heuristic's schedule and `random` others.
+fn check_program<'g>(
+    g: &'g Graph,
+    outputs: &[Tensor<'g>],
+    env: &Env,
+    caps: &[Caps],
+    random: usize,
+    rng: &mut Rng,
+) {
+    let want = eval(outputs, env);
+    let program = pipeline::schedule(g, outputs);
+    let mut memory: Memory = env.buffers.clone();
+    for kernel in &program.kernels {
+        let before = memory.clone();
+        run(kernel, &mut memory, &env.symbols);
+        for caps in caps {
+            let legal = |opts: &[Opt]| pipeline::compile(kernel, opts, caps).is_ok();
+            check_passes(kernel, &heuristic::propose(kernel, caps), caps, &before, &memory, env);
+            for _ in 0..random {
+                let opts = search::random(kernel, caps, rng, 5, legal);
+                check_passes(kernel, &opts, caps, &before, &memory, env);
+            }
+        }
+    }
+    for (out, want) in program.outputs.iter().zip(&want) {
+        compare(&array(*out, &memory, env), want, 0.0).unwrap_or_else(|why| panic!("after schedule: {why}"));
+    }
+}
+
+#[test]
+fn every_pass_preserves_the_meaning() {
+    for (i, example) in EXAMPLES.iter().enumerate() {
+        let start = std::time::Instant::now();
+        let (g, mut rng) = (Graph::new(), Rng::new(i as u64));
+        let built = (example.build)(&g);
+        let env = environment(&built, example.symbols, &mut rng);
+        check_program(&g, &built.outputs, &env, &[CPU, GPU], 2, &mut rng);
+        println!("{}: {:?}", example.name, start.elapsed());
+    }
+}
