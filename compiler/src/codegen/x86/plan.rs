@@ -126,8 +126,9 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Whether one instruction reads `r`. A loop's own step also reads its variable.
     pub fn only_use(&self, r: Reg) -> bool {
-        self.uses[r.0 as usize] == 1
+        self.uses[r.0 as usize] == 1 && !matches!(self.def_of(r), Inst::Loop { var, .. } if *var == r)
     }
 
     fn only_use_in(&self, r: Reg, block: &[u32], at: usize) -> bool {
@@ -179,6 +180,8 @@ impl<'a> Plan<'a> {
                     .flatten()
             }
             Op::Dot4 if t.bytes() >= 16 && self.features.dot4() => operand(2),
+            // One `vpmaddubsw`, see selection; it has no embedded broadcast.
+            Op::Dot4 if t.bytes() >= 16 && self.u8_max(args[1]) < 128 => direct(2),
             Op::Binary(b) if !b.is_compare() && (t == DType::F32 || t.lanes > 1 && t.bytes() >= 16) => {
                 use Binary::*;
                 let element = t.scalar.bytes();

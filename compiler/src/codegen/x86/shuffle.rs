@@ -92,7 +92,7 @@ impl Lower<'_> {
             if self.features.avx512 {
                 return self.vec_def(broadcast(bytes), size, &[Arg::Use(v, wide)]);
             }
-            let low = self.to_vector(source.scalar, v);
+            let low = self.first_lane(source.scalar, v);
             return self.vec_def(broadcast(bytes), size, &[Arg::Use(low, Size::X)]);
         }
         match (bytes, self.features.avx512) {
@@ -107,7 +107,7 @@ impl Lower<'_> {
     }
 
     /// A general register's value as the first lane of a vector.
-    pub fn to_vector(&mut self, s: Scalar, v: VReg) -> VReg {
+    pub fn first_lane(&mut self, s: Scalar, v: VReg) -> VReg {
         match s.bytes() {
             8 => self.vec_def(M::Vmovq, Size::X, &[Arg::Use(v, Size::B8)]),
             _ => self.vec_def(M::Vmovd, Size::X, &[Arg::Use(v, Size::B4)]),
@@ -214,7 +214,7 @@ impl Lower<'_> {
         for part in 0..t.lanes as usize / per_part {
             let mut v = lane(self, part * per_part);
             if s != Scalar::F32 {
-                v = self.to_vector(s, v);
+                v = self.first_lane(s, v);
             }
             for n in 1..per_part {
                 let x = lane(self, part * per_part + n);

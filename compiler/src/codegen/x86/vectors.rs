@@ -414,11 +414,11 @@ impl Lower<'_> {
             self.op(M::Vpdpbusd, &[Arg::Tied(d, sum, size), Arg::Use(a, size), b]);
             d
         } else {
-            let b = self.reg(args[2]);
+            let b = memory.unwrap_or_else(|| Arg::Use(self.reg(args[2]), size));
             let products = match self.plan.u8_max(args[1]) {
                 // 2 · 127 · 128 fits 16 bits: the saturating instruction is exact.
                 0..128 => {
-                    let pairs = self.vec_def(M::Vpmaddubsw, size, &[Arg::Use(a, size), Arg::Use(b, size)]);
+                    let pairs = self.vec_def(M::Vpmaddubsw, size, &[Arg::Use(a, size), b]);
                     let ones = self.vector_arg(splat(Scalar::I16, Bits(1)), size, 0);
                     self.vec_def(M::Vpmaddwd, size, &[Arg::Use(pairs, size), ones])
                 }
@@ -434,8 +434,8 @@ impl Lower<'_> {
     }
 
     /// Even and odd bytes as 16-bit lanes, so that no product saturates.
-    fn wide_dot4(&mut self, size: Size, a: VReg, b: VReg) -> VReg {
-        let [x, y] = [a, b].map(|v| Arg::Use(v, size));
+    fn wide_dot4(&mut self, size: Size, a: VReg, y: Arg) -> VReg {
+        let x = Arg::Use(a, size);
         let eight = Arg::Imm(8);
         let low = self.vector_arg(splat(Scalar::U16, Bits(0xff)), size, 4);
         let a_even = self.vec_def(self.bitwise(Binary::And), size, &[x, low]);
