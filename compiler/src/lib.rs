@@ -2,11 +2,22 @@
 
 pub mod codegen;
 pub mod dtype;
+pub mod graph;
 pub mod interp;
+pub mod kernel;
 pub mod linear;
+pub mod ops;
+pub mod pipeline;
+pub mod quant;
+pub mod rewrite;
 pub mod rng;
+pub mod rules;
 pub mod scalar;
+pub mod schedule;
+pub mod shape;
 pub mod spec;
+pub mod table;
+pub mod tensor;
 #[doc(hidden)]
 pub mod testing;
 pub mod text;

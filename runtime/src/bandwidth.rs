@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_loop_reads_every_element_once() {
-        let device = InterpDevice;
+        let device = InterpDevice::default();
         for lanes in [8, 16] {
             let (data, sums) = (device.alloc(2 * BLOCK).unwrap(), device.alloc(8).unwrap());
             let mut plan = Plan::new([""; 0]);
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn passes_are_sorted_and_positive() {
-        let b = measure(&InterpDevice, 1, 3).unwrap();
+        let b = measure(&InterpDevice::default(), 1, 3).unwrap();
         assert_eq!(b.passes.len(), 3);
         assert!(0.0 < b.slowest() && b.slowest() <= b.median() && b.median() <= b.fastest());
     }

@@ -128,6 +128,9 @@ pub enum Error {
     #[error("the plan's symbols are ({names}), and {given} values were given")]
     SymbolCount { names: String, given: usize },
 
+    #[error("the buffer {buffer} was given no memory")]
+    Unbound { buffer: String },
+
     #[error("program {program} cannot be loaded: {why}")]
     Code { program: String, why: String },
 

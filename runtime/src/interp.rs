@@ -11,17 +11,26 @@ use compiler::interp;
 use compiler::linear::Linear;
 use std::time::{Duration, Instant};
 
-pub struct InterpDevice;
+#[derive(Default)]
+pub struct InterpDevice {
+    target: InterpTarget,
+}
+
+impl InterpDevice {
+    /// Stands in for a device of other capabilities: programs are scheduled as for that one.
+    pub fn like(caps: Caps) -> InterpDevice {
+        InterpDevice { target: InterpTarget { caps } }
+    }
+}
 
 /// Code for the interpreter is the program's text.
-struct InterpTarget;
+struct InterpTarget {
+    caps: Caps,
+}
 
-impl Target for InterpTarget {
-    fn name(&self) -> &str {
-        "interp"
-    }
-    fn caps(&self) -> Caps {
-        Caps {
+impl Default for InterpTarget {
+    fn default() -> InterpTarget {
+        let caps = Caps {
             vector_bytes: 64,
             lanes: 1,
             max_threads: 1,
@@ -29,7 +38,17 @@ impl Target for InterpTarget {
             dot4: true,
             tile: false,
             transcendental: true,
-        }
+        };
+        InterpTarget { caps }
+    }
+}
+
+impl Target for InterpTarget {
+    fn name(&self) -> &str {
+        "interp"
+    }
+    fn caps(&self) -> Caps {
+        self.caps
     }
     fn emit(&self, program: &Linear) -> Code {
         Code::Text(program.to_string())
@@ -50,7 +69,7 @@ impl Device for InterpDevice {
         "interp"
     }
     fn target(&self) -> &dyn Target {
-        &InterpTarget
+        &self.target
     }
     fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
         Memory::alloc(bytes)

@@ -10,3 +10,4 @@ pub mod device;
 pub mod interp;
 pub mod machine;
 pub mod plan;
+pub mod step;

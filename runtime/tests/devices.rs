@@ -3,12 +3,18 @@
 use compiler::dtype::{Bits, DType};
 use compiler::linear::{Count, Inst, Linear, Mem, Op};
 use compiler::scalar::Binary;
+use runtime::cpu::{CpuDevice, Options, Tier};
 use runtime::device::{Device, Error};
 use runtime::interp::InterpDevice;
 use runtime::plan::Plan;
 
 fn devices() -> Vec<Box<dyn Device>> {
-    vec![Box::new(InterpDevice)]
+    let mut all: Vec<Box<dyn Device>> = vec![Box::new(InterpDevice::default())];
+    match CpuDevice::new(Options { threads: Some(2), tier: None }) {
+        Ok(cpu) => all.push(Box::new(cpu)),
+        Err(e) => eprintln!("skipped: {e}"),
+    }
+    all
 }
 
 /// `out[g] = 2·in[g] + k` for g below n.
@@ -34,31 +40,44 @@ fn scale() -> Linear {
     p
 }
 
+fn replay(device: &dyn Device) {
+    let linear = scale();
+    let code = device.target().emit(&linear);
+    let program = device.load(linear, code).unwrap();
+    let arena = device.alloc(3 * 800).unwrap();
+    let part = |i: usize| arena.slice(i * 800, 800).unwrap();
+    let mut plan = Plan::new(["n", "k"]);
+    plan.push(&program, vec![part(0), part(1)]).unwrap();
+    plan.push(&program, vec![part(1), part(2)]).unwrap();
+    let mut plan = device.prepare(plan).unwrap();
+    let input: Vec<u8> = (0..100i64).flat_map(i64::to_le_bytes).collect();
+    device.write(&part(0), 0, &input).unwrap();
+    let mut expected = vec![0; 100];
+    for (n, k) in [(100, 7), (0, 9), (1, -3), (50, 1)] {
+        device.run(&mut plan, &[n, k]).unwrap();
+        (0..n).for_each(|i| expected[i as usize] = 2 * (2 * i + k) + k);
+        let mut bytes = vec![0; 800];
+        device.read(&part(2), 0, &mut bytes).unwrap();
+        let found: Vec<i64> =
+            bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect();
+        assert_eq!(found, expected, "{} at n = {n}", device.name());
+    }
+    assert_eq!(device.time(&mut plan, &[1, 1]).unwrap().len(), 2);
+}
+
 #[test]
 fn a_plan_is_replayed_with_new_symbols() {
-    for device in devices() {
-        let linear = scale();
-        let code = device.target().emit(&linear);
-        let program = device.load(linear, code).unwrap();
-        let arena = device.alloc(3 * 800).unwrap();
-        let part = |i: usize| arena.slice(i * 800, 800).unwrap();
-        let mut plan = Plan::new(["n", "k"]);
-        plan.push(&program, vec![part(0), part(1)]).unwrap();
-        plan.push(&program, vec![part(1), part(2)]).unwrap();
-        let mut plan = device.prepare(plan).unwrap();
-        let input: Vec<u8> = (0..100i64).flat_map(i64::to_le_bytes).collect();
-        device.write(&part(0), 0, &input).unwrap();
-        let mut expected = vec![0; 100];
-        for (n, k) in [(100, 7), (0, 9), (1, -3), (50, 1)] {
-            device.run(&mut plan, &[n, k]).unwrap();
-            (0..n).for_each(|i| expected[i as usize] = 2 * (2 * i + k) + k);
-            let mut bytes = vec![0; 800];
-            device.read(&part(2), 0, &mut bytes).unwrap();
-            let found: Vec<i64> =
-                bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect();
-            assert_eq!(found, expected, "{} at n = {n}", device.name());
+    devices().iter().for_each(|device| replay(&**device));
+}
+
+#[test]
+fn every_tier_of_this_processor_can_be_chosen() {
+    for tier in [Tier::Avx2, Tier::Avx512, Tier::Avx512Vnni, Tier::Amx] {
+        match CpuDevice::new(Options { threads: Some(2), tier: Some(tier) }) {
+            Ok(device) => replay(&device),
+            Err(Error::Unsupported { why, .. }) => println!("skipped: {why}"),
+            Err(error) => panic!("{error}"),
         }
-        assert_eq!(device.time(&mut plan, &[1, 1]).unwrap().len(), 2);
     }
 }
 

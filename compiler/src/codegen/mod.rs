@@ -1,5 +1,8 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
+pub mod expand;
+pub mod linearize;
+pub mod vectorize;
 pub mod x86;
 
 use crate::linear::Linear;

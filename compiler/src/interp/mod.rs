@@ -1,5 +1,6 @@
-//! Reference interpreters, one a level: a program and its inputs in, its outputs out. They define what a program means;
-//! every scalar is computed by [`crate::scalar`], and speed is not a goal.
+//! Reference interpreters: slow, obvious, the definition of what the compiler must preserve.
 
+pub mod expr;
 pub mod linear;
 mod race;
+pub mod tensor;

@@ -1,6 +1,9 @@
 //! Programs as people read and write them: the text that a level's `Display` prints in, the same program out.
 
+mod graph;
 pub mod linear;
+
+pub use graph::expr;
 
 /// Says where a text stopped making sense.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

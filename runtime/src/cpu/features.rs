@@ -4,18 +4,7 @@
 //! Only what the processor has *and* the operating system saves on a context switch is reported.
 
 use crate::device::Error;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Features {
-    /// AVX-512 F, BW, DQ, VL and CD.
-    pub avx512: bool,
-    pub avx512_vnni: bool,
-    pub avx512_bf16: bool,
-    /// The 256-bit VNNI of processors without AVX-512.
-    pub avx_vnni: bool,
-    /// AMX tiles with int8 and bf16 products.
-    pub amx: bool,
-}
+use compiler::codegen::x86::Features;
 
 /// A named step of the instruction set; each contains those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -36,8 +25,7 @@ pub fn detect(tier: Option<Tier>) -> Result<Features, Error> {
     }
     Ok(Features {
         avx512: tier >= Tier::Avx512,
-        avx512_vnni: tier >= Tier::Avx512Vnni,
-        avx512_bf16: found.avx512_bf16 && tier >= Tier::Avx512Vnni,
+        vnni: tier >= Tier::Avx512Vnni,
         avx_vnni: found.avx_vnni && tier >= Tier::Avx512Vnni,
         amx: tier >= Tier::Amx,
     })
@@ -46,7 +34,7 @@ pub fn detect(tier: Option<Tier>) -> Result<Features, Error> {
 fn best(f: Features) -> Tier {
     match f {
         Features { amx: true, .. } => Tier::Amx,
-        Features { avx512_vnni: true, .. } => Tier::Avx512Vnni,
+        Features { vnni: true, .. } => Tier::Avx512Vnni,
         Features { avx512: true, .. } => Tier::Avx512,
         _ => Tier::Avx2,
     }
@@ -76,14 +64,8 @@ fn processor() -> Result<Features, String> {
         return Err(format!("its processor lacks {}", missing.join(", ")));
     }
     let avx512 = all!("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd");
-    let avx512_vnni = avx512 && all!("avx512vnni");
-    Ok(Features {
-        avx512,
-        avx512_vnni,
-        avx512_bf16: avx512 && all!("avx512bf16"),
-        avx_vnni: all!("avxvnni"),
-        amx: avx512_vnni && amx(),
-    })
+    let vnni = avx512 && all!("avx512vnni");
+    Ok(Features { avx512, vnni, avx_vnni: all!("avxvnni"), amx: vnni && amx() })
 }
 
 /// Asks the system for the tile registers, which it grants a process once and for all its threads.

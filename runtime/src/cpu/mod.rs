@@ -7,13 +7,14 @@ mod code;
 mod features;
 mod pool;
 
-pub use features::{Features, Tier};
+pub use features::Tier;
 
 use crate::buffer::{Buffer, Memory, Slice};
 use crate::device::{Device, Error, Prepared, Program};
 use crate::machine;
 use crate::plan::Plan;
 use code::Executable;
+use compiler::codegen::x86::X86;
 use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
 use pool::{Pool, Ready, Step};
@@ -44,6 +45,11 @@ struct State {
 }
 
 impl CpuDevice {
+    /// This processor. An error says what it lacks.
+    pub fn new(options: Options) -> Result<CpuDevice, Error> {
+        CpuDevice::with_target(Box::new(X86::new(features::detect(options.tier)?)), options.threads)
+    }
+
     /// Runs the code of any target whose machine code this processor can run.
     pub fn with_target(target: Box<dyn Target>, threads: Option<usize>) -> Result<CpuDevice, Error> {
         let threads = threads.unwrap_or_else(|| machine::cores().len()).max(1);

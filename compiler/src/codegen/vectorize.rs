@@ -1,0 +1,295 @@
+//! Vector ranges become lanes.
+//!
+//! In: the stores of one stage. Out: the same stores with vector types and without `Vector` ranges. Every value varies
+//! over some of the vector ranges; its lanes enumerate those in row-major order, outputs before reductions. Values that
+//! meet are widened to the ranges of both. Indices are i64 as scalars and i32 in lanes.
+
+use super::Caps;
+use crate::dtype::{Bits, DType, Scalar};
+use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
+use crate::kernel::{Illegal, byte_factors};
+use crate::rewrite::substitute;
+use crate::rules::{simplify1, sum::affine};
+use crate::scalar::Fold;
+use std::collections::HashMap;
+
+macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
+
+pub fn vectorize<'g>(stores: &[Ex<'g>], caps: &Caps) -> Result<Vec<Ex<'g>>, Illegal> {
+    let all = topo(stores);
+    let mut reduced: Vec<Ex> = vec![];
+    for e in &all {
+        if let Op::Fold(_, n) = e.op() {
+            reduced.extend(&e.args()[n as usize..]);
+        }
+    }
+    let mut ranges: Vec<Ex> = all.into_iter().filter(|e| matches!(e.op(), Op::Range(_, Kind::Vector))).collect();
+    if ranges.is_empty() {
+        return Ok(stores.to_vec());
+    }
+    ranges.sort_by_key(|r| (reduced.contains(r), r.id));
+    let mut v = Vectors { g: stores[0].g, ranges, caps, memo: HashMap::new() };
+    let mut out = vec![];
+    for &s in stores {
+        v.store(s, &mut out)?;
+    }
+    // The factors of a dot product were widened on the way to it; only what is left must fit a register.
+    let wide = |e: &Ex| e.dtype().lanes > 1 && e.dtype().bytes() > caps.vector_bytes as usize;
+    match topo(&out).into_iter().find(wide).filter(|_| caps.lanes == 1) {
+        Some(e) => refuse!("a vector of {} is too wide", e.dtype()),
+        None => Ok(out),
+    }
+}
+
+/// Which vector ranges a value varies over: bit i for `ranges[i]`.
+type Mask = u32;
+
+struct Vectors<'g, 'a> {
+    g: &'g Graph,
+    ranges: Vec<Ex<'g>>,
+    caps: &'a Caps,
+    memo: HashMap<Id, (Ex<'g>, Mask)>,
+}
+
+impl<'g> Vectors<'g, '_> {
+    fn size(&self, i: usize) -> i64 {
+        self.ranges[i].arg(0).as_int().expect("vector ranges are constant")
+    }
+
+    fn members(&self, m: Mask) -> impl DoubleEndedIterator<Item = usize> + use<> {
+        (0..self.ranges.len()).filter(move |i| m >> i & 1 == 1)
+    }
+
+    fn lanes(&self, m: Mask) -> i64 {
+        self.members(m).map(|i| self.size(i)).product()
+    }
+
+    fn typed(&self, t: DType, m: Mask) -> DType {
+        t.with_lanes(self.lanes(m) as u16)
+    }
+
+    /// The value over more ranges.
+    fn lift(&self, (e, from): (Ex<'g>, Mask), to: Mask) -> Result<Ex<'g>, Illegal> {
+        if from == to {
+            return Ok(e);
+        }
+        // Index scalars become i32 when they enter lanes.
+        let e = if from == 0 && e.dtype() == DType::INDEX { narrow(e) } else { e };
+        if let Some(v) = e.as_bits() {
+            return Ok(self.g.constant(self.typed(e.dtype(), to), v));
+        }
+        if from == 0 {
+            return Ok(self.g.make(Op::Spread, self.typed(e.dtype(), to), &[e]));
+        }
+        let missing = to & !from;
+        let (mut e, mut have) = (e, from);
+        for i in self.members(missing).rev() {
+            let lowest = have.trailing_zeros() as usize;
+            let highest = 31 - have.leading_zeros() as usize;
+            have |= 1 << i;
+            let op = if i < lowest {
+                Op::Repeat
+            } else if i > highest {
+                Op::Spread
+            } else {
+                refuse!("a vector range between two others")
+            };
+            e = self.g.make(op, self.typed(e.dtype(), have), &[e]);
+        }
+        Ok(e)
+    }
+
+    fn value(&mut self, e: Ex<'g>) -> Result<(Ex<'g>, Mask), Illegal> {
+        // Arguments first, so that the recursion below never goes deep.
+        for n in topo(&[e]) {
+            if !self.memo.contains_key(&n.id) {
+                let v = self.node(n)?;
+                self.memo.insert(n.id, v);
+            }
+        }
+        Ok(self.memo[&e.id])
+    }
+
+    fn node(&mut self, e: Ex<'g>) -> Result<(Ex<'g>, Mask), Illegal> {
+        let (g, n) = (self.g, e.node());
+        let args: Vec<(Ex<'g>, Mask)> = e.args().iter().map(|a| self.memo[&a.id]).collect();
+        let union = args.iter().fold(0, |m, a| m | a.1);
+        match n.op {
+            Op::Range(_, Kind::Vector) => {
+                let m = 1 << self.ranges.iter().position(|r| *r == e).expect("collected before");
+                Ok((g.make(Op::Lanes, self.typed(DType::I32, m), &[]), m))
+            }
+            Op::Load => self.load(e, &args),
+            Op::Fold(fold, k) => self.fold(e, fold, k as usize, &args),
+            Op::TileDot(_) => self.tile_dot(e, &args),
+            Op::TileRow => {
+                let m = args[0].1;
+                Ok((g.make(Op::TileRow, self.typed(n.dtype, m), &[args[0].0, args[1].0]), m))
+            }
+            _ if union == 0 => {
+                let new: Vec<_> = args.iter().map(|a| a.0).collect();
+                Ok((e.with_args(&new), 0))
+            }
+            Op::Unary(_) | Op::Binary(_) | Op::Where | Op::Cast | Op::Bitcast | Op::Lookup(_) | Op::Fma => {
+                let new = args.iter().map(|&a| self.lift(a, union)).collect::<Result<Vec<_>, _>>()?;
+                let t = if n.dtype == DType::INDEX { DType::I32 } else { n.dtype };
+                if n.op == Op::Cast && new[0].dtype().scalar == t.scalar {
+                    return Ok((new[0], union));
+                }
+                Ok((g.make(n.op, self.typed(t, union), &new), union))
+            }
+            op => refuse!("{op:?} cannot be vectorised"),
+        }
+    }
+
+    /// Index at lane 0 and the ranges it walks, if it walks them through consecutive elements.
+    fn consecutive(&self, index: Ex<'g>) -> Option<(Ex<'g>, Mask)> {
+        let (base, strides) = affine(index, &self.ranges)?;
+        let (mut m, mut next) = (0, 1);
+        for i in (0..self.ranges.len()).rev().filter(|&i| strides[i] != 0) {
+            if strides[i] != next {
+                return None;
+            }
+            next *= self.size(i);
+            m |= 1 << i;
+        }
+        Some((base, m))
+    }
+
+    fn load(&self, e: Ex<'g>, args: &[(Ex<'g>, Mask)]) -> Result<(Ex<'g>, Mask), Illegal> {
+        let g = self.g;
+        let gate = args.get(2).copied();
+        let gates = gate.map_or(0, |g| g.1);
+        if let Some((base, m)) = self.consecutive(e.arg(1)).filter(|(_, m)| gates & !m == 0) {
+            let gate = gate.map(|x| if x.1 == 0 { Ok(x.0) } else { self.lift(x, m) }).transpose()?;
+            let args: Vec<Ex> = [e.arg(0), base].into_iter().chain(gate).collect();
+            return Ok((g.make(Op::Load, self.typed(e.dtype(), m), &args), m));
+        }
+        let m = args[1].1 | gates;
+        let index = self.lift(args[1], m)?;
+        let gate = gate.map(|x| self.lift(x, m)).transpose()?;
+        let args: Vec<Ex> = [e.arg(0), index].into_iter().chain(gate).collect();
+        Ok((g.make(Op::LoadLanes, self.typed(e.dtype(), m), &args), m))
+    }
+
+    fn fold(
+        &mut self,
+        e: Ex<'g>,
+        fold: Fold,
+        k: usize,
+        args: &[(Ex<'g>, Mask)],
+    ) -> Result<(Ex<'g>, Mask), Illegal> {
+        let g = self.g;
+        let own = |r: &Ex<'g>| self.ranges.iter().position(|x| x == r);
+        let over = &e.args()[k..];
+        let reduced: Mask = over.iter().filter_map(own).fold(0, |m, i| m | 1 << i);
+        let loops: Vec<Ex> = over.iter().copied().filter(|r| own(r).is_none()).collect();
+        let all = args[..k].iter().fold(reduced, |m, a| m | a.1);
+        let rest = all & !reduced;
+        if reduced == 0 {
+            let bodies = args[..k].iter().map(|&b| self.lift(b, rest)).collect::<Result<Vec<_>, _>>()?;
+            return Ok((self.folded(e, fold, bodies, loops, rest), rest));
+        }
+        if fold == Fold::Sum
+            && self.lanes(reduced) == 4
+            && reduced > rest
+            && let Some(factors) = e.args()[..k].iter().map(|b| byte_factors(*b)).collect::<Option<Vec<_>>>()
+            && self.caps.dot4
+        {
+            let zero = g.constant(self.typed(DType::I32, rest), Bits::int(0));
+            let mut bodies = vec![];
+            for (a, b) in factors {
+                let (a, b) = (self.lift(self.memo[&a.id], all)?, self.lift(self.memo[&b.id], all)?);
+                bodies.push(g.make(Op::Dot4, self.typed(DType::I32, rest), &[zero, a, b]));
+            }
+            return Ok((self.folded(e, fold, bodies, loops, rest), rest));
+        }
+        if rest != 0 {
+            refuse!("a vector range is reduced while another is not");
+        }
+        let bodies = args[..k].iter().map(|&b| self.lift(b, all)).collect::<Result<Vec<_>, _>>()?;
+        let partial = self.folded(e, fold, bodies, loops, all);
+        Ok((g.make(Op::LaneFold(fold), e.dtype(), &[partial]), 0))
+    }
+
+    /// The bodies folded over what loops are left.
+    fn folded(
+        &self,
+        e: Ex<'g>,
+        fold: Fold,
+        bodies: Vec<Ex<'g>>,
+        loops: Vec<Ex<'g>>,
+        m: Mask,
+    ) -> Ex<'g> {
+        let (g, t) = (self.g, self.typed(e.dtype(), m));
+        if !loops.is_empty() {
+            let n = bodies.len() as u32;
+            return g.make(Op::Fold(fold, n), t, &[bodies, loops].concat());
+        }
+        let join = |acc: Ex<'g>, b: Ex<'g>| match b.op() {
+            Op::Dot4 => g.make(Op::Dot4, t, &[acc, b.arg(1), b.arg(2)]),
+            _ => g.make(Op::Binary(fold.binary()), t, &[acc, b]),
+        };
+        bodies.into_iter().reduce(join).expect("a fold has a body")
+    }
+
+    fn tile_dot(&mut self, e: Ex<'g>, args: &[(Ex<'g>, Mask)]) -> Result<(Ex<'g>, Mask), Illegal> {
+        let all: Mask = args[2..].iter().fold(0, |m, a| m | a.1);
+        let (inner, columns) = (1 << (31 - all.leading_zeros()), all & !(1 << (31 - all.leading_zeros())));
+        if args[1].1 != 0 || self.lanes(inner) != 4 || self.lanes(columns) != 16 {
+            refuse!("a tile has 16 columns of 4 inputs");
+        }
+        let mut parts = vec![args[0].0, args[1].0];
+        for &b in &args[2..] {
+            parts.push(self.lift(b, all)?);
+        }
+        Ok((self.g.make(e.op(), self.typed(e.dtype(), columns), &parts), columns))
+    }
+
+    fn store(&mut self, s: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<(), Illegal> {
+        let g = self.g;
+        let args = s.args();
+        let value = self.value(args[2])?;
+        let index = self.value(args[1])?;
+        let gate = args.get(3).map(|&c| self.value(c)).transpose()?;
+        let all = value.1 | index.1 | gate.map_or(0, |x| x.1);
+        if all == 0 {
+            let new: Vec<Ex> = [args[0], index.0, value.0].into_iter().chain(gate.map(|x| x.0)).collect();
+            out.push(s.with_args(&new));
+            return Ok(());
+        }
+        if let Some((base, m)) = self.consecutive(args[1]).filter(|(_, m)| *m == all) {
+            let value = self.lift(value, m)?;
+            let gate = gate.map(|x| if x.1 == 0 { Ok(x.0) } else { self.lift(x, m) }).transpose()?;
+            let new: Vec<Ex> = [args[0], base, value].into_iter().chain(gate).collect();
+            out.push(g.make(Op::Store, s.dtype(), &new));
+            return Ok(());
+        }
+        // Lane by lane.
+        let value = self.lift(value, all)?;
+        let gate = gate.map(|x| self.lift(x, all)).transpose()?;
+        for lane in 0..self.lanes(all) {
+            let mut rest = lane;
+            let mut at: HashMap<Id, Ex> = HashMap::new();
+            for i in self.members(all).rev() {
+                at.insert(self.ranges[i].id, g.int(rest % self.size(i)));
+                rest /= self.size(i);
+            }
+            let index = simplify1(substitute(&[args[1]], &at)[0]);
+            if topo(&[index]).iter().any(|e| e.op() == Op::Load) && self.value(index)?.1 != 0 {
+                refuse!("a scattered index is not worth a vector");
+            }
+            let pick = |v: Ex<'g>| g.make(Op::Extract(lane as u16), v.dtype().with_lanes(1), &[v]);
+            let new: Vec<Ex> = [args[0], index, pick(value)].into_iter().chain(gate.map(pick)).collect();
+            out.push(g.make(Op::Store, s.dtype(), &new));
+        }
+        Ok(())
+    }
+}
+
+fn narrow(e: Ex) -> Ex {
+    match e.as_int() {
+        Some(v) => e.g.constant(DType::I32, Bits::int(Scalar::I32.wrap(v))),
+        None => e.cast(Scalar::I32),
+    }
+}

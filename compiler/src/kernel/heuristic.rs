@@ -1,0 +1,180 @@
+//! A schedule that is good without measuring.
+//!
+//! In: a kernel and what the target can do. Out: options that apply to it. On a CPU: rows of weights in the lanes, dot
+//! products by four, the rest of the rows over the grid. On a GPU: a warp shares the blocks of a few rows.
+
+use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
+use crate::codegen::Caps;
+use crate::graph::{Ex, Kind, Op, topo};
+use crate::rules::sum::affine;
+use crate::schedule::Kernel;
+
+/// Bytes to fetch ahead of a stream of weights; with huge pages this reaches the speed of a bare read loop.
+const PREFETCH: usize = 4096;
+
+/// Threads of a GPU block that share one long row.
+const BLOCK: i64 = 256;
+
+pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
+    let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
+    for stage in 0..kernel.stages.len() {
+        if caps.lanes > 1 { p.gpu_stage(stage) } else { p.cpu_stage(stage) }
+    }
+    p.spread();
+    p.opts
+}
+
+struct Proposal<'g, 'a> {
+    s: Scheduled<'g>,
+    opts: Vec<Opt>,
+    caps: &'a Caps,
+}
+
+impl<'g> Proposal<'g, '_> {
+    /// Applies an option; one that does not fit is left out.
+    fn put(&mut self, action: Action, axis: usize, n: usize) -> bool {
+        let opt = action.on(axis, n);
+        let mut next = self.s.clone();
+        let fits = next.apply(opt, self.caps).is_ok();
+        if fits {
+            self.s = next;
+            self.opts.push(opt);
+        }
+        fits
+    }
+
+    fn serial(&self, stage: usize, want: impl Fn(Role) -> bool) -> Vec<(usize, Axis<'g>)> {
+        let of = self.s.of_stage(stage).filter(|(_, a)| a.kind() == Kind::Serial && want(a.role));
+        of.map(|(i, a)| (i, *a)).collect()
+    }
+
+    /// Output axes that the stage may use as it likes: rows only where there is no other stage.
+    fn outs(&self, stage: usize) -> Vec<(usize, Axis<'g>)> {
+        let single = self.s.kernel.stages.len() == 1;
+        self.serial(stage, |r| matches!(r, Role::Out(_)) || r == Role::Row && single)
+    }
+
+    fn reduces(&self, stage: usize) -> Vec<(usize, Axis<'g>)> {
+        self.serial(stage, |r| matches!(r, Role::Reduce(_)))
+    }
+
+    /// The axis of a byte product's reduction, and its weights.
+    fn byte_axis(&self, stage: usize) -> Option<(usize, Ex<'g>)> {
+        let store = self.s.kernel.stages[stage].store;
+        let folds = topo(&[store]).into_iter().filter_map(|e| match e.op() {
+            Op::Fold(_, 1) => Some((byte_factors(e.arg(0))?.0, *e.args().last()?)),
+            _ => None,
+        });
+        let (weights, range) = folds.last()?;
+        let axis = self.s.axes.iter().position(|a| a.range == range)?;
+        Some((axis, weights))
+    }
+
+    fn cpu_stage(&mut self, stage: usize) {
+        let wide = (self.caps.vector_bytes / 4) as usize;
+        if let Some((k, weights)) = self.byte_axis(stage).filter(|_| self.caps.dot4) {
+            let rows = self.outs(stage).into_iter().find(|(_, a)| a.extent() == Some(16) && reads(weights, a.range));
+            if let Some((r, _)) = rows {
+                self.put(Action::Dot4, k, 0);
+                self.put(Action::Unroll, k, 0);
+                self.put(Action::Vector, r, wide);
+                self.put(Action::Upcast, r, 0);
+                // Tokens share the weights that one reads.
+                for (m, a) in self.outs(stage) {
+                    if !reads(weights, a.range) && a.extent().is_none_or(|e| e > 1) {
+                        self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4) as usize));
+                        break;
+                    }
+                }
+                self.put(Action::Prefetch, 0, PREFETCH / 64);
+                return;
+            }
+        }
+        let store = self.s.kernel.stages[stage].store;
+        let mut best: Option<(i64, usize)> = None;
+        for (i, a) in self.outs(stage).into_iter().chain(self.reduces(stage)) {
+            if a.range.arg(0).bounds().1 < wide as i64 {
+                continue;
+            }
+            let score = lane_score(store, &a);
+            if score > 0 && best.is_none_or(|b| score > b.0) {
+                best = Some((score, i));
+            }
+        }
+        if let Some((_, i)) = best {
+            self.put(Action::Vector, i, wide);
+        }
+        for (i, a) in self.reduces(stage) {
+            if a.extent().is_some_and(|e| e <= 8) {
+                self.put(Action::Unroll, i, 0);
+            }
+        }
+    }
+
+    fn gpu_stage(&mut self, stage: usize) {
+        let single = self.s.kernel.stages.len() == 1;
+        if let Some((k, _)) = self.byte_axis(stage) {
+            self.put(Action::Dot4, k, 0);
+            self.put(Action::Unroll, k, 0);
+        }
+        let work = |a: &Axis| a.range.arg(0).bounds().1;
+        let longest = self.reduces(stage).into_iter().max_by_key(|(_, a)| work(a));
+        let lanes = self.caps.lanes as i64;
+        match longest {
+            Some((b, a)) if work(&a) >= lanes || single => {
+                let n = lanes.min((work(&a) as u64).next_power_of_two() as i64);
+                self.put(Action::Lane, b, n as usize);
+                if let Some((r, a)) = self.outs(stage).into_iter().max_by_key(|(_, a)| work(a)) {
+                    let warps = (BLOCK / n).min(if single { 4 } else { BLOCK / n }).min(work(&a)).max(1);
+                    self.put(Action::Local, r, warps as usize);
+                } else if !single {
+                    self.put(Action::Group, b, (BLOCK / n).min(work(&a) / n).max(1) as usize);
+                }
+            }
+            _ => {
+                if let Some((r, a)) = self.outs(stage).into_iter().max_by_key(|(_, a)| work(a)) {
+                    self.put(Action::Local, r, work(&a).clamp(1, BLOCK) as usize);
+                }
+            }
+        }
+        for (i, a) in self.reduces(stage) {
+            if a.extent().is_some_and(|e| e <= 8) {
+                self.put(Action::Unroll, i, 0);
+            }
+        }
+    }
+
+    /// What is left of the outputs goes to the grid.
+    fn spread(&mut self) {
+        for i in 0..self.s.axes.len() {
+            if self.s.axes[i].kind() == Kind::Serial && !matches!(self.s.axes[i].role, Role::Reduce(_)) {
+                self.put(Action::Grid, i, 0);
+            }
+        }
+    }
+}
+
+fn reads(e: Ex, range: Ex) -> bool {
+    topo(&[e]).contains(&range)
+}
+
+/// How well the loads and the store take to this axis in lanes: consecutive is good, strided bad.
+fn lane_score(store: Ex, axis: &Axis) -> i64 {
+    let stride = |index: Ex| affine(index, &[axis.range]).map(|(_, s)| s[0]);
+    let mut score = 0;
+    for e in topo(&[store]) {
+        score += match e.op() {
+            Op::Load if reads(e.arg(1), axis.range) => match stride(e.arg(1)) {
+                Some(1) => 2,
+                _ => -3,
+            },
+            _ => 0,
+        };
+    }
+    match axis.role {
+        Role::Reduce(_) => score - 1,
+        _ if stride(store.arg(1)) == Some(1) => score + 2,
+        _ if reductions(store).is_empty() => score - 3,
+        _ => score - 2,
+    }
+}

@@ -1,0 +1,495 @@
+//! Schedules as data: what a list of [`Opt`]s makes of a kernel's ranges.
+//!
+//! In: a kernel whose ranges are all loops. Out: the same stores over split and retagged ranges, numbered by loop
+//! depth. An option that does not fit is refused with a reason; one that is accepted never changes the result beyond
+//! the order of a sum.
+
+pub mod heuristic;
+pub mod search;
+
+use crate::codegen::Caps;
+use crate::graph::{Ex, Id, Kind, Op, rebuild, topo};
+use crate::rules::{simplify, simplify1};
+use crate::scalar::{Binary, Fold};
+use crate::schedule::{Kernel, Stage};
+use crate::shape::product;
+use std::collections::HashMap;
+use std::fmt;
+
+/// What to do with an axis. `n` is the size of the inner part; 0 means the whole axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Opt {
+    pub action: Action,
+    pub axis: u8,
+    pub n: u16,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Action {
+    /// The axis becomes part of the grid.
+    Grid,
+    /// The inner part of an output axis: one thread each.
+    Local,
+    /// The inner part of a reduction: threads that meet in local memory.
+    Group,
+    /// The outer part of a reduction (`n` threads, each a contiguous piece).
+    GroupTop,
+    /// The inner part of a reduction: neighbouring threads that exchange registers.
+    Lane,
+    /// The inner part of an output axis: a register tile.
+    Upcast,
+    /// The inner part of any axis: copies of the body.
+    Unroll,
+    /// The inner part of any axis: lanes of a vector.
+    Vector,
+    /// The inner four of a reduction of u8·i8 products: one instruction.
+    Dot4,
+    /// An output axis by 16 and the reduction below it: AMX. Goes with `Dot4` and `Vector(16)` on the columns.
+    Tile,
+    /// Exchanges the axis with axis `n` of the same kind: loop order.
+    Swap,
+    /// Fetches what the inner loop reads `n`·64 bytes ahead; `axis` is not used.
+    Prefetch,
+}
+
+impl Action {
+    pub const ALL: [Action; 12] = {
+        use Action::*;
+        [Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Swap, Prefetch]
+    };
+    pub fn on(self, axis: usize, n: usize) -> Opt {
+        Opt { action: self, axis: axis as u8, n: n as u16 }
+    }
+}
+
+impl fmt::Display for Opt {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}({},{})", format!("{:?}", self.action).to_lowercase(), self.axis, self.n)
+    }
+}
+
+/// A schedule as text: `grid(0,0) vector(1,16)`.
+pub fn show(opts: &[Opt]) -> String {
+    opts.iter().map(|o| o.to_string()).collect::<Vec<_>>().join(" ")
+}
+
+/// What [`show`] printed.
+pub fn parse(s: &str) -> Option<Vec<Opt>> {
+    s.split_whitespace()
+        .map(|word| {
+            let (name, args) = word.strip_suffix(')')?.split_once('(')?;
+            let (axis, n) = args.split_once(',')?;
+            let action = Action::ALL.into_iter().find(|a| format!("{a:?}").to_lowercase() == name)?;
+            Some(Opt { action, axis: axis.parse().ok()?, n: n.parse().ok()? })
+        })
+        .collect()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// An output axis that all stages share.
+    Row,
+    /// An output axis of this stage.
+    Out(usize),
+    /// A reduction of this stage.
+    Reduce(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Axis<'g> {
+    pub range: Ex<'g>,
+    pub role: Role,
+}
+
+impl Axis<'_> {
+    pub fn kind(&self) -> Kind {
+        let Op::Range(_, kind) = self.range.op() else { unreachable!("axes are ranges") };
+        kind
+    }
+    /// Rounds, if constant.
+    pub fn extent(&self) -> Option<i64> {
+        self.range.arg(0).as_int()
+    }
+}
+
+/// A kernel under a schedule.
+#[derive(Clone)]
+pub struct Scheduled<'g> {
+    pub kernel: Kernel<'g>,
+    /// Rows first, then each stage's outputs and reductions, then the inner parts of splits in the order they were made.
+    pub axes: Vec<Axis<'g>>,
+    /// Bytes to fetch ahead; 0 for none.
+    pub prefetch: i64,
+    /// The 16-wide output range that a tile instruction covers.
+    pub tile: Option<Ex<'g>>,
+    /// The inner ranges of dot products: lanes, but consumed by the instruction.
+    fours: Vec<Ex<'g>>,
+}
+
+/// Why an option cannot be applied.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Illegal(pub String);
+
+macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
+
+impl<'g> Scheduled<'g> {
+    /// The kernel as loops. Ranges that are read through `/ c` and `% c` are split there, so that a layout's tiles and
+    /// a format's blocks are axes of their own.
+    pub fn new(kernel: Kernel<'g>) -> Scheduled<'g> {
+        let mut s = Scheduled::plain(kernel);
+        let mut i = 0;
+        while i < s.axes.len() {
+            match s.natural_split(s.axes[i].range) {
+                Some(c) => s.split(i, c, Kind::Serial, false),
+                None => i += 1,
+            }
+        }
+        s
+    }
+
+    /// The largest constant by which a range is divided; the bits of a block of 32 are for unrolling.
+    fn natural_split(&self, r: Ex<'g>) -> Option<i64> {
+        let most = r.arg(0).bounds().1;
+        let by = topo(&self.kernel.stores()).into_iter().filter_map(|e| match e.op() {
+            Op::Binary(Binary::Div | Binary::Mod) if e.arg(0) == r => e.arg(1).as_int(),
+            _ => None,
+        });
+        by.filter(|&c| c > 1 && c < most).max().filter(|_| most > 32)
+    }
+
+    fn plain(kernel: Kernel<'g>) -> Scheduled<'g> {
+        let mut axes: Vec<Axis> = kernel.rows.iter().map(|&range| Axis { range, role: Role::Row }).collect();
+        for (s, stage) in kernel.stages.iter().enumerate() {
+            axes.extend(stage.outs.iter().map(|&range| Axis { range, role: Role::Out(s) }));
+            axes.extend(reductions(stage.store).into_iter().map(|range| Axis { range, role: Role::Reduce(s) }));
+        }
+        Scheduled { kernel, axes, prefetch: 0, tile: None, fours: vec![] }
+    }
+
+    pub fn apply_all(mut self, opts: &[Opt], caps: &Caps) -> Result<Scheduled<'g>, Illegal> {
+        for &o in opts {
+            self.apply(o, caps)?;
+        }
+        Ok(self)
+    }
+
+    pub fn apply(&mut self, opt: Opt, caps: &Caps) -> Result<(), Illegal> {
+        if opt.action == Action::Prefetch {
+            self.prefetch = opt.n as i64 * 64;
+            return Ok(());
+        }
+        let Some(&axis) = self.axes.get(opt.axis as usize) else { refuse!("{opt}: no such axis") };
+        if axis.kind() != Kind::Serial {
+            refuse!("{opt}: the axis is {:?} already", axis.kind());
+        }
+        let reduce = matches!(axis.role, Role::Reduce(_));
+        let single = self.kernel.stages.len() == 1;
+        let n = match (opt.n as i64, axis.extent()) {
+            (0, Some(e)) => e,
+            (0, None) if opt.action == Action::Grid => 0,
+            (0, None) => refuse!("{opt}: the axis has no constant size"),
+            (n, _) => n,
+        };
+        let threads = caps.lanes > 1;
+        if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
+            refuse!("{opt}: the stages share local memory, which holds one row");
+        }
+        match opt.action {
+            Action::Grid if reduce => refuse!("{opt}: a reduction cannot be spread over the grid"),
+            Action::Grid if axis.role != Role::Row && !single => {
+                refuse!("{opt}: the stages of a kernel meet within one grid index")
+            }
+            Action::Grid => self.retag(opt.axis as usize, Kind::Grid),
+            Action::Local if reduce || !threads => refuse!("{opt}: wants an output axis and threads"),
+            Action::Local => self.split(opt.axis as usize, n, Kind::Local, false),
+            Action::Group | Action::GroupTop | Action::Lane if !reduce || !threads => {
+                refuse!("{opt}: wants a reduction and threads")
+            }
+            Action::Lane if !(n as u64).is_power_of_two() || n > caps.lanes as i64 => {
+                refuse!("{opt}: {} threads exchange registers", caps.lanes)
+            }
+            Action::Lane => self.split(opt.axis as usize, n, Kind::Lane, false),
+            Action::Group => self.split(opt.axis as usize, n, Kind::Group, false),
+            Action::GroupTop => self.split(opt.axis as usize, n, Kind::Group, true),
+            Action::Upcast if reduce || n > 16 => refuse!("{opt}: wants an output axis and at most 16"),
+            Action::Upcast => self.split(opt.axis as usize, n, Kind::Upcast, false),
+            Action::Unroll if n > 64 => refuse!("{opt}: too many copies"),
+            Action::Unroll => self.split(opt.axis as usize, n, Kind::Unroll, false),
+            Action::Vector if !(n as u64).is_power_of_two() || n > 64 => refuse!("{opt}: not a vector width"),
+            Action::Vector if self.axes.iter().any(|a| self.is_vector(a) && overlap(a.role, axis.role)) => {
+                refuse!("{opt}: the stage has a vector axis")
+            }
+            Action::Vector => self.split(opt.axis as usize, n, Kind::Vector, false),
+            Action::Dot4 => {
+                if !caps.dot4 || !reduce || axis.extent().is_none_or(|e| e % 4 != 0) {
+                    refuse!("{opt}: wants a reduction by fours and the instruction");
+                }
+                let stores = self.kernel.stores();
+                if !consumers(&stores, axis.range).iter().all(|f| is_byte_product(*f)) {
+                    refuse!("{opt}: the reduction is no sum of u8·i8 products");
+                }
+                self.split(opt.axis as usize, 4, Kind::Vector, false);
+                let whole = self.axes[opt.axis as usize];
+                let inner = if whole.kind() == Kind::Vector { whole } else { *self.axes.last().unwrap() };
+                self.fours.push(inner.range);
+            }
+            Action::Tile => {
+                if !caps.tile || reduce || n != 16 || self.tile.is_some() {
+                    refuse!("{opt}: wants an output axis by 16 and a tile unit");
+                }
+                self.split(opt.axis as usize, 16, Kind::Upcast, false);
+                self.tile = Some(self.axes.last().unwrap().range);
+                if self.axes[opt.axis as usize].kind() == Kind::Upcast {
+                    self.tile = Some(self.axes[opt.axis as usize].range);
+                }
+            }
+            Action::Swap => {
+                let (a, b) = (opt.axis as usize, opt.n as usize);
+                let Some(other) = self.axes.get(b) else { refuse!("{opt}: no such axis") };
+                if other.role != axis.role || a == b {
+                    refuse!("{opt}: not two axes of one kind");
+                }
+                self.swap(a, b)
+            }
+            Action::Prefetch => unreachable!("handled above"),
+        }
+        Ok(())
+    }
+
+    /// Axes of a stage: the rows, its outputs and its reductions.
+    pub fn of_stage(&self, s: usize) -> impl Iterator<Item = (usize, &Axis<'g>)> {
+        self.axes.iter().enumerate().filter(move |(_, a)| overlap(a.role, Role::Out(s)))
+    }
+
+    fn is_vector(&self, a: &Axis) -> bool {
+        a.kind() == Kind::Vector && !self.fours.contains(&a.range)
+    }
+
+    /// Threads that a stage uses.
+    pub fn threads(&self, s: usize) -> i64 {
+        let over = |a: &Axis| matches!(a.kind(), Kind::Local | Kind::Lane | Kind::Group);
+        self.of_stage(s).filter(|(_, a)| over(a)).map(|(_, a)| a.extent().unwrap_or(1)).product()
+    }
+
+    fn retag(&mut self, axis: usize, kind: Kind) {
+        let old = self.axes[axis].range;
+        let new = self.kernel.g.new_range(old.arg(0), kind);
+        self.replace(old, new, &[new], None);
+        self.axes[axis].range = new;
+    }
+
+    /// `r` becomes `outer·n + inner`, or `inner·size + outer` when the split takes the top.
+    fn split(&mut self, axis: usize, n: i64, kind: Kind, top: bool) {
+        let g = self.kernel.g;
+        let old = self.axes[axis];
+        if old.extent() == Some(n) {
+            return self.retag(axis, kind);
+        }
+        let extent = old.range.arg(0);
+        let outer = g.new_range(simplify1((extent + (n - 1)) / n), Kind::Serial);
+        let inner = g.new_range(g.int(n), kind);
+        let index = if top { inner * outer.arg(0) + outer } else { outer * n + inner };
+        let guard = match old.extent() {
+            Some(e) if e % n == 0 => None,
+            _ => Some(index.lt(extent)),
+        };
+        let order = if top { [inner, outer] } else { [outer, inner] };
+        self.replace(old.range, index, &order, guard);
+        self.axes[axis].range = outer;
+        self.axes.push(Axis { range: inner, role: old.role });
+    }
+
+    /// Puts `index` for `old` everywhere; folds over `old` go over `ranges` instead. Where `guard` is false there is
+    /// no element: nothing is stored, folded, or read past the end of a buffer.
+    fn replace(&mut self, old: Ex<'g>, index: Ex<'g>, ranges: &[Ex<'g>], guard: Option<Ex<'g>>) {
+        let g = self.kernel.g;
+        let stores = self.kernel.stores();
+        let before: Vec<bool> = stores.iter().map(|s| free(*s, old)).collect();
+        let mut new = rebuild(&stores, |e, args| match e.op() {
+            _ if e == old => index,
+            Op::Fold(fold, n) => {
+                let (bodies, over) = args.split_at(n as usize);
+                if !e.args()[n as usize..].contains(&old) {
+                    return e.with_args(&args);
+                }
+                let identity = g.constant(e.dtype(), fold.identity(e.dtype().scalar));
+                let mut args: Vec<Ex> =
+                    bodies.iter().map(|&b| guard.map_or(b, |c| c.select(b, identity))).collect();
+                for &r in over {
+                    if r == index { args.extend(ranges) } else { args.push(r) }
+                }
+                e.with_args(&args)
+            }
+            Op::Load if guard.is_some() => {
+                let (was, now) = (e.arg(1).bounds().1, args[1].bounds().1);
+                if now <= was || now < length(args[0]).bounds().0 {
+                    return e.with_args(&args);
+                }
+                gated(e, args, 2, guard.unwrap())
+            }
+            _ => e.with_args(&args),
+        });
+        if let Some(guard) = guard {
+            for (s, depends) in new.iter_mut().zip(before) {
+                if depends {
+                    *s = gated(*s, s.args(), 3, guard);
+                }
+            }
+        }
+        let new = simplify(&new);
+        for (stage, store) in self.kernel.stages.iter_mut().zip(new) {
+            stage.store = store;
+            replace_in(&mut stage.outs, old, ranges);
+        }
+        replace_in(&mut self.kernel.rows, old, ranges);
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        let (ra, rb) = (self.axes[a].range, self.axes[b].range);
+        let exchange = |list: &mut Vec<Ex<'g>>| {
+            if let (Some(i), Some(j)) = (position(list, ra), position(list, rb)) {
+                list.swap(i, j);
+            }
+        };
+        exchange(&mut self.kernel.rows);
+        for stage in &mut self.kernel.stages {
+            exchange(&mut stage.outs);
+        }
+        let stores = rebuild(&self.kernel.stores(), |e, args| match e.op() {
+            Op::Fold(_, n) => {
+                let mut over = args[n as usize..].to_vec();
+                exchange(&mut over);
+                e.with_args(&[&args[..n as usize], &over].concat())
+            }
+            _ => e.with_args(&args),
+        });
+        for (stage, store) in self.kernel.stages.iter_mut().zip(stores) {
+            stage.store = store;
+        }
+    }
+
+    /// Ranges numbered by depth: rows, outputs, then reductions, outermost first. Sums order their terms by these
+    /// numbers, so what an outer loop fixes is added up outside the inner one.
+    pub fn numbered(&self) -> Scheduled<'g> {
+        let g = self.kernel.g;
+        let mut order = self.kernel.rows.clone();
+        order.extend(self.kernel.stages.iter().flat_map(|s| s.outs.iter().copied()));
+        order.extend(self.kernel.stages.iter().flat_map(|s| reductions(s.store)));
+        order.sort_by_key(|r| matches!(r.op(), Op::Range(_, Kind::Upcast | Kind::Unroll | Kind::Vector)));
+        let map: HashMap<Id, Ex> = order
+            .iter()
+            .enumerate()
+            .map(|(i, r)| {
+                let Op::Range(_, kind) = r.op() else { unreachable!("axes are ranges") };
+                (r.id, g.make(Op::Range(i as u32, kind), r.dtype(), &r.args()))
+            })
+            .collect();
+        let new = |e: Ex<'g>| map.get(&e.id).copied().unwrap_or(e);
+        let stores = rebuild(&self.kernel.stores(), |e, args| match e.op() {
+            Op::Range(..) => new(e),
+            _ => e.with_args(&args),
+        });
+        let stages = self.kernel.stages.iter().zip(simplify(&stores)).map(|(s, store)| Stage {
+            outs: s.outs.iter().map(|&r| new(r)).collect(),
+            store,
+        });
+        Scheduled {
+            kernel: Kernel {
+                g,
+                name: self.kernel.name.clone(),
+                rows: self.kernel.rows.iter().map(|&r| new(r)).collect(),
+                stages: stages.collect(),
+            },
+            axes: self.axes.iter().map(|a| Axis { range: new(a.range), role: a.role }).collect(),
+            prefetch: self.prefetch,
+            tile: self.tile.map(new),
+            fours: self.fours.iter().map(|&r| new(r)).collect(),
+        }
+    }
+}
+
+fn overlap(a: Role, b: Role) -> bool {
+    match (a, b) {
+        (Role::Row, _) | (_, Role::Row) => true,
+        (Role::Out(x) | Role::Reduce(x), Role::Out(y) | Role::Reduce(y)) => x == y,
+    }
+}
+
+fn position(list: &[Ex], e: Ex) -> Option<usize> {
+    list.iter().position(|x| *x == e)
+}
+
+fn replace_in<'g>(list: &mut Vec<Ex<'g>>, old: Ex<'g>, new: &[Ex<'g>]) {
+    if let Some(i) = position(list, old) {
+        list.splice(i..=i, new.iter().copied());
+    }
+}
+
+/// Number of elements of a memory node.
+pub fn length(mem: Ex) -> Ex {
+    match mem.op() {
+        Op::Local(_) => mem.arg(0),
+        _ => product(mem.g, &mem.dims()),
+    }
+}
+
+/// The node with a condition added at argument `at`.
+fn gated<'g>(e: Ex<'g>, mut args: Vec<Ex<'g>>, at: usize, gate: Ex<'g>) -> Ex<'g> {
+    match args.get(at).copied() {
+        Some(g) => args[at] = if g == gate { g } else { g & gate },
+        None => args.push(gate),
+    }
+    e.with_args(&args)
+}
+
+/// Does the expression depend on the range outside of folds over it?
+fn free(e: Ex, range: Ex) -> bool {
+    let mut found: HashMap<Id, bool> = HashMap::new();
+    for n in topo(&[e]) {
+        let args = n.args();
+        let f = match n.op() {
+            Op::Range(..) => n == range,
+            Op::Fold(_, k) if args[k as usize..].contains(&range) => false,
+            _ => args.iter().any(|a| found[&a.id]),
+        };
+        found.insert(n.id, f);
+    }
+    found[&e.id]
+}
+
+/// Ranges that folds below the store consume, outer folds first.
+pub fn reductions<'g>(store: Ex<'g>) -> Vec<Ex<'g>> {
+    let mut out: Vec<Ex> = vec![];
+    for e in topo(&[store]).into_iter().rev() {
+        if let Op::Fold(_, n) = e.op() {
+            out.extend(e.args()[n as usize..].iter().copied().filter(|r| !out.contains(r)).collect::<Vec<_>>());
+        }
+    }
+    out
+}
+
+/// Folds that consume the range.
+pub fn consumers<'g>(stores: &[Ex<'g>], range: Ex<'g>) -> Vec<Ex<'g>> {
+    let over = |e: &Ex<'g>| matches!(e.op(), Op::Fold(_, n) if e.args()[n as usize..].contains(&range));
+    topo(stores).into_iter().filter(over).collect()
+}
+
+/// Is this a sum of u8·i8 products, each widened to i32? The factors, the unsigned one first.
+pub fn byte_factors<'g>(body: Ex<'g>) -> Option<(Ex<'g>, Ex<'g>)> {
+    use crate::dtype::Scalar::{I8, I32, U8};
+    let narrow = |e: Ex<'g>| (e.op() == Op::Cast && e.dtype().scalar == I32).then(|| e.arg(0));
+    if body.op() != Op::Binary(Binary::Mul) {
+        return None;
+    }
+    let (a, b) = (narrow(body.arg(0))?, narrow(body.arg(1))?);
+    match (a.dtype().scalar, b.dtype().scalar) {
+        (U8, I8) => Some((a, b)),
+        (I8, U8) => Some((b, a)),
+        _ => None,
+    }
+}
+
+fn is_byte_product(fold: Ex) -> bool {
+    matches!(fold.op(), Op::Fold(Fold::Sum, 1)) && byte_factors(fold.arg(0)).is_some()
+}

@@ -1,0 +1,110 @@
+//! Better schedules by trying: a beam over lists of options, each timed by the caller.
+//!
+//! In: a kernel, the target's capabilities, and a callback that measures one schedule (none if it does not compile or
+//! run). Out: the fastest schedule seen. The moves from a schedule are [`moves`]; whatever they can lead to must compute
+//! the right result, which the tests check on random walks ([`random`]).
+
+use super::{Action, Opt, Role, Scheduled, heuristic};
+use crate::codegen::Caps;
+use crate::graph::Kind;
+use crate::rng::Rng;
+use crate::schedule::Kernel;
+
+/// Options that apply to this schedule.
+pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
+    let mut out = vec![];
+    for (i, a) in s.axes.iter().enumerate().filter(|(_, a)| a.kind() == Kind::Serial) {
+        let extent = a.extent();
+        let fits = |n: usize| extent.is_none_or(|e| e >= n as i64);
+        let mut offer = |action: Action, sizes: &[usize]| {
+            out.extend(sizes.iter().filter(|&&n| n == 0 || fits(n)).map(|&n| action.on(i, n)));
+        };
+        let small = extent.is_some_and(|e| e <= 32);
+        match a.role {
+            Role::Reduce(_) => {
+                offer(Action::Unroll, if small { &[0, 2, 4] } else { &[2, 4] });
+                offer(Action::Lane, &[4, 8, 16, 32]);
+                offer(Action::Group, &[2, 4, 8]);
+                offer(Action::GroupTop, &[2, 4, 8]);
+                offer(Action::Dot4, &[0]);
+            }
+            _ => {
+                offer(Action::Upcast, if small { &[0, 2, 3, 4] } else { &[2, 3, 4, 8] });
+                offer(Action::Local, &[2, 4, 8, 16, 32, 64]);
+                offer(Action::Grid, &[0]);
+                offer(Action::Tile, &[16]);
+            }
+        }
+        offer(Action::Vector, &[4, 8, 16]);
+        for j in i + 1..s.axes.len() {
+            out.push(Action::Swap.on(i, j));
+        }
+    }
+    if s.prefetch == 0 {
+        out.extend([16, 32, 64, 128].map(|n| Action::Prefetch.on(0, n)));
+    }
+    out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
+    out
+}
+
+/// Does the block stay within its threads after this option?
+fn threads(s: &Scheduled, o: Opt, caps: &Caps) -> bool {
+    let mut s = s.clone();
+    s.apply(o, caps).is_ok() && (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64)
+}
+
+/// A random walk of at most `steps` moves that ends in something that compiles, as judged by `legal`.
+pub fn random(kernel: &Kernel, caps: &Caps, rng: &mut Rng, steps: usize, legal: impl Fn(&[Opt]) -> bool) -> Vec<Opt> {
+    let mut s = Scheduled::new(kernel.clone());
+    let mut opts = vec![];
+    for _ in 0..rng.below(steps + 1) {
+        let choices = moves(&s, caps);
+        if choices.is_empty() {
+            break;
+        }
+        let o = *rng.choose(&choices);
+        opts.push(o);
+        if legal(&opts) {
+            s.apply(o, caps).expect("moves apply");
+        } else {
+            opts.pop();
+        }
+    }
+    opts
+}
+
+/// Beam search from the heuristic's proposal and from nothing.
+pub fn search(
+    kernel: &Kernel,
+    caps: &Caps,
+    width: usize,
+    mut measure: impl FnMut(&[Opt]) -> Option<f64>,
+) -> Option<(Vec<Opt>, f64)> {
+    let mut beam: Vec<(Vec<Opt>, f64)> = vec![];
+    for start in [heuristic::propose(kernel, caps), vec![]] {
+        if let Some(t) = measure(&start) {
+            beam.push((start, t));
+        }
+    }
+    beam.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut best = beam.first()?.clone();
+    loop {
+        let mut next: Vec<(Vec<Opt>, f64)> = vec![];
+        for (opts, _) in &beam {
+            let Ok(s) = Scheduled::new(kernel.clone()).apply_all(opts, caps) else { continue };
+            for o in moves(&s, caps) {
+                let tried = [opts.as_slice(), &[o]].concat();
+                if let Some(t) = measure(&tried) {
+                    next.push((tried, t));
+                }
+            }
+        }
+        next.sort_by(|a, b| a.1.total_cmp(&b.1));
+        next.truncate(width);
+        match next.first() {
+            Some(first) if first.1 < best.1 => best = first.clone(),
+            _ => return Some(best),
+        }
+        beam = next;
+    }
+}

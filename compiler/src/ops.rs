@@ -1,0 +1,372 @@
+//! Operations composed from the tensor language: in, tensors; out, larger expressions that read like the maths.
+//!
+//! Nothing here adds an op: whatever the scheduler and the interpreter know about the language holds for all of it.
+//! "Row" means the last axis; every other axis is carried along.
+
+use crate::dtype::Scalar;
+use crate::tensor::{IntoTensor, Tensor};
+use std::f32::consts::LOG2_E;
+
+impl<'g> Tensor<'g> {
+    pub fn square(self) -> Tensor<'g> {
+        self * self
+    }
+    pub fn abs(self) -> Tensor<'g> {
+        self.maximum(-self)
+    }
+    pub fn mean(self, axis: isize) -> Tensor<'g> {
+        self.sum(axis) * (1.0 / self.size(axis) as f32)
+    }
+    pub fn exp(self) -> Tensor<'g> {
+        (self * LOG2_E).exp2()
+    }
+    pub fn rsqrt(self) -> Tensor<'g> {
+        self.sqrt().recip()
+    }
+    /// `1 − 2·sin²(x/2)`: halving is exact, where `sin(x + π/2)` would round a large angle once more.
+    pub fn cos(self) -> Tensor<'g> {
+        -((self * 0.5).sin().square() * 2.0) + 1.0
+    }
+    pub fn sigmoid(self) -> Tensor<'g> {
+        ((-self).exp() + 1.0).recip()
+    }
+    pub fn silu(self) -> Tensor<'g> {
+        self * self.sigmoid()
+    }
+    pub fn softmax(self, axis: isize) -> Tensor<'g> {
+        let e = (self - self.max(axis)).exp();
+        e * e.sum(axis).recip()
+    }
+    /// Where the largest element stands, the first of equals; i32, the axis stays with size 1.
+    pub fn argmax(self, axis: isize) -> Tensor<'g> {
+        let at = self.positions(axis);
+        self.eq(self.max(axis)).select(at, (self.size(axis) - 1).tensor(at)).min(axis)
+    }
+    /// 0, 1, .. along one axis, of size 1 along those after it.
+    fn positions(self, axis: isize) -> Tensor<'g> {
+        let after = if axis < 0 { -axis - 1 } else { self.rank() as isize - axis - 1 };
+        (0..after).fold(self.graph().iota(self.size(axis)), |i, _| i.unsqueeze(-1))
+    }
+}
+
+/// `x · wᵀ`: x `[.., M, K]`, w `[.., R, K]`, result `[.., M, R]` in f32; leading axes broadcast.
+pub fn linear<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
+    (x.unsqueeze(-2) * w.unsqueeze(-3)).sum(-1).squeeze(-1)
+}
+
+pub fn rms_norm<'g>(x: Tensor<'g>, w: Tensor<'g>, eps: f32) -> Tensor<'g> {
+    x * (x.square().mean(-1) + eps).rsqrt() * w
+}
+
+/// Which elements of a row turn together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Rope {
+    /// 2i and 2i + 1.
+    Interleaved,
+    /// i and i + n/2, as in NeoX.
+    HalfSplit,
+}
+
+/// Cosine and sine of `positions[..] · inv_freq[n/2]`, each `[.., n/2]`.
+pub fn rope_tables<'g>(positions: Tensor<'g>, inv_freq: Tensor<'g>) -> (Tensor<'g>, Tensor<'g>) {
+    let angle = positions.cast(Scalar::F32).unsqueeze(-1) * inv_freq;
+    (angle.cos(), angle.sin())
+}
+
+/// Turns the pairs of each row of x `[.., n]` by angles whose cosine and sine broadcast to `[.., n/2]`.
+pub fn rope<'g>(x: Tensor<'g>, cos: Tensor<'g>, sin: Tensor<'g>, style: Rope) -> Tensor<'g> {
+    let n = x.size(-1);
+    let (pair, sizes) = match style {
+        Rope::Interleaved => (-1, [n / 2, 2]),
+        Rope::HalfSplit => (-2, [2, n / 2]),
+    };
+    let p = x.reshape_last(1, &sizes);
+    let (a, b) = (p.slice(pair, 0..1), p.slice(pair, 1..2));
+    let quarter = p.positions(pair).eq(0).select(-b, a);
+    (p * cos.unsqueeze(pair) + quarter * sin.unsqueeze(pair)).reshape_last(2, &[n])
+}
+
+/// `[.., n, k]`: is element i of the row the r-th largest? Equals rank by position. O(n²): for a router's few experts.
+fn has_rank(x: Tensor, k: i64) -> Tensor {
+    let (i, j) = (x.unsqueeze(-1), x.unsqueeze(-2));
+    let before = j.positions(-1).lt(i.positions(-2));
+    let rank = (j.gt(i) | (j.eq(i) & before)).cast(Scalar::I32).sum(-1);
+    rank.eq(x.graph().iota(k))
+}
+
+/// The elements of x `[.., n]` that `chosen` `[.., n, k]` (one of each column) picks: `[.., k]`.
+fn pick<'g>(chosen: Tensor<'g>, x: Tensor<'g>) -> Tensor<'g> {
+    let x = x.unsqueeze(-1);
+    chosen.select(x, 0.tensor(x)).sum(-2).squeeze(-2)
+}
+
+/// The k largest of each row in falling order and where they stand (i32); O(n²).
+pub fn top_k(x: Tensor, k: i64) -> (Tensor, Tensor) {
+    let chosen = has_rank(x, k);
+    (pick(chosen, x), pick(chosen, x.positions(-1)))
+}
+
+/// How logits become scores.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Gate {
+    Sigmoid,
+    Softmax,
+}
+
+/// How a token chooses its experts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Router {
+    pub gate: Gate,
+    /// Experts a token.
+    pub k: i64,
+    /// Do the weights of a token sum to `scale`?
+    pub normalise: bool,
+    pub scale: f32,
+}
+
+/// Experts (i32) and their weights, both `[.., k]`. The bias takes part in the choice only, never in the weights.
+pub fn router<'g>(logits: Tensor<'g>, bias: Option<Tensor<'g>>, r: Router) -> (Tensor<'g>, Tensor<'g>) {
+    let scores = match r.gate {
+        Gate::Sigmoid => logits.sigmoid(),
+        Gate::Softmax => logits.softmax(-1),
+    };
+    let chosen = has_rank(bias.map_or(scores, |b| scores + b), r.k);
+    let mut weights = pick(chosen, scores);
+    if r.normalise {
+        // The epsilon of the published models: keeps scores that all underflow from dividing by zero.
+        weights = weights / (weights.sum(-1) + 1e-20);
+    }
+    (pick(chosen, scores.positions(-1)), weights * r.scale)
+}
+
+/// Rows in int8: `x[k] ≈ d[k/32] · q[k/32, k%32]`.
+#[derive(Clone, Copy)]
+pub struct QuantX<'g> {
+    /// i8 `[.., K/32, 32]`, -127..=127.
+    pub q: Tensor<'g>,
+    /// f32 `[.., K/32]`.
+    pub d: Tensor<'g>,
+    /// Sums of 16 neighbours of `q`: i32 `[.., K/16]`.
+    pub s16: Tensor<'g>,
+    /// Sums of 32: i32 `[.., K/32]`.
+    pub s32: Tensor<'g>,
+}
+
+/// x `[.., K]` in int8, a scale for every 32; zeros fill the last block up.
+pub fn quantize_i8(x: Tensor) -> QuantX {
+    let k = x.size(-1);
+    let blocks = (k + 31) / 32;
+    let x = x.pad(-1, 0, 32 * blocks - k).reshape_last(1, &[blocks, 32]);
+    let d = x.abs().max(-1) * (1.0 / 127.0);
+    // A subnormal scale has no finite reciprocal: such a block is zero.
+    let inverse = d.gt(f32::MIN_POSITIVE).select(d.recip(), 0.tensor(d));
+    let q = (x * inverse).round().cast(Scalar::I8);
+    let wide = q.cast(Scalar::I32);
+    QuantX {
+        q,
+        d: d.squeeze(-1),
+        s16: wide.reshape_last(2, &[2 * blocks, 16]).sum(-1).squeeze(-1),
+        s32: wide.sum(-1).squeeze(-1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::graph::Graph;
+    use crate::interp::tensor::{Array, Env, eval, eval1};
+
+    /// Uniform in -scale..scale, the same at every run.
+    fn random(n: usize, scale: f32, seed: u64) -> Vec<f32> {
+        let mut s = seed;
+        let next = || {
+            s = s.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((s >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
+        };
+        std::iter::repeat_with(next).take(n).collect()
+    }
+
+    fn ints(a: &Array) -> Vec<i64> {
+        a.data.iter().map(|v| v.as_int()).collect()
+    }
+
+    fn close(got: &[f32], want: &[f64], bound: f64) {
+        assert_eq!(got.len(), want.len());
+        for (i, (g, w)) in got.iter().zip(want).enumerate() {
+            assert!((*g as f64 - w).abs() <= bound * w.abs().max(1.0), "element {i}: {g} for {w}");
+        }
+    }
+
+    /// Applies `op` to random rows `[rows, n]`; the rows and what came out.
+    fn on_rows(
+        rows: i64,
+        n: i64,
+        scale: f32,
+        op: impl for<'g> Fn(Tensor<'g>) -> Tensor<'g>,
+    ) -> (Vec<f32>, Array) {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let x = g.input("x", DType::F32, [rows, n]);
+        let v = random((rows * n) as usize, scale, 7);
+        env.set_floats(x, &v);
+        (v, eval1(op(x), &env))
+    }
+
+    fn softmax(row: &[f32]) -> Vec<f64> {
+        let max = row.iter().fold(f64::MIN, |m, &x| m.max(x as f64));
+        let e: Vec<f64> = row.iter().map(|&x| (x as f64 - max).exp()).collect();
+        e.iter().map(|v| v / e.iter().sum::<f64>()).collect()
+    }
+
+    fn sigmoid(x: f32) -> f64 {
+        1.0 / (1.0 + (-x as f64).exp())
+    }
+
+    #[test]
+    fn activations_and_softmax() {
+        let (x, y) = on_rows(3, 50, 20.0, |x| x.silu());
+        close(&y.floats(), &x.iter().map(|&x| x as f64 * sigmoid(x)).collect::<Vec<_>>(), 2e-6);
+        let (x, y) = on_rows(3, 50, 200.0, |x| x.softmax(-1));
+        close(&y.floats(), &x.chunks(50).flat_map(softmax).collect::<Vec<_>>(), 2e-6);
+        let (x, y) = on_rows(50, 3, 5.0, |x| x.softmax(0).permute(&[1, 0]));
+        let columns = (0..3).flat_map(|c| softmax(&x.iter().copied().skip(c).step_by(3).collect::<Vec<_>>()));
+        close(&y.floats(), &columns.collect::<Vec<_>>(), 2e-6);
+    }
+
+    #[test]
+    fn norm_of_rows() {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let tokens = g.symbol("tokens", (1, 8));
+        let (x, w) = (g.input("x", DType::F32, [tokens, g.int(96)]), g.input("w", DType::F32, [96]));
+        let (xs, ws) = (random(5 * 96, 3.0, 1), random(96, 1.0, 2));
+        env.symbols.insert("tokens".into(), 5);
+        env.set_floats(x, &xs);
+        env.set_floats(w, &ws);
+        let want = xs.chunks(96).flat_map(|row| {
+            let mean = row.iter().map(|&v| (v as f64).powi(2)).sum::<f64>() / 96.0;
+            row.iter().zip(&ws).map(move |(&v, &w)| v as f64 / (mean + 1e-5).sqrt() * w as f64)
+        });
+        close(&eval1(rms_norm(x, w, 1e-5), &env).floats(), &want.collect::<Vec<_>>(), 1e-6);
+    }
+
+    #[test]
+    fn rope_turns_pairs_by_the_position() {
+        let (n, heads) = (8, 2);
+        // The frequencies are powers of two, so the angles are exact and large positions test the cosine alone.
+        let (positions, inv_freq) = ([0, 3, 100_003, 131_071], [1.0, 0.5, 0.25, 0.125f32]);
+        let xs = random(positions.len() * heads * n, 2.0, 3);
+        for (style, pair) in [
+            (Rope::Interleaved, (|i| (2 * i, 2 * i + 1)) as fn(usize) -> (usize, usize)),
+            (Rope::HalfSplit, |i| (i, i + 4)),
+        ] {
+            let (g, mut env) = (Graph::new(), Env::default());
+            let x = g.input("x", DType::F32, [4, heads as i64, n as i64]);
+            let (p, f) = (g.input("pos", DType::I32, [4]), g.input("inv_freq", DType::F32, [4]));
+            env.set_floats(x, &xs);
+            env.set_floats(f, &inv_freq);
+            env.set(p, positions.iter().flat_map(|i: &i32| i.to_le_bytes()).collect());
+            let (cos, sin) = rope_tables(p, f);
+            let y = eval1(rope(x, cos.unsqueeze(1), sin.unsqueeze(1), style), &env).floats();
+            let mut want = vec![0.0; xs.len()];
+            for (row, at) in (0..xs.len()).step_by(n).enumerate() {
+                for (i, &f) in inv_freq.iter().enumerate() {
+                    let (s, c) = (positions[row / heads] as f64 * f as f64).sin_cos();
+                    let (a, b) = (at + pair(i).0, at + pair(i).1);
+                    want[a] = xs[a] as f64 * c - xs[b] as f64 * s;
+                    want[b] = xs[b] as f64 * c + xs[a] as f64 * s;
+                }
+            }
+            close(&y, &want, 1e-6);
+        }
+    }
+
+    #[test]
+    fn largest_elements_and_where_they_stand() {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let x = g.input("x", DType::F32, [2, 6]);
+        env.set_floats(x, &[1.0, 5.0, 5.0, -2.0, 5.0, 0.0, -1.0, f32::NEG_INFINITY, -7.0, -3.0, -3.0, -1.0]);
+        let (values, at) = top_k(x, 4);
+        assert_eq!(eval1(values, &env).floats(), [5.0, 5.0, 5.0, 1.0, -1.0, -1.0, -3.0, -3.0]);
+        assert_eq!(ints(&eval1(at, &env)), [1, 2, 4, 0, 0, 5, 3, 4]);
+        assert_eq!(ints(&eval1(x.argmax(-1), &env)), [1, 0]);
+        assert_eq!(ints(&eval1(x.argmax(0), &env)), [0, 0, 0, 0, 0, 0]);
+
+        let (v, y) = on_rows(4, 40, 1.0, |x| top_k(x, 40).1);
+        for (row, got) in v.chunks(40).zip(ints(&y).chunks(40)) {
+            let mut order: Vec<i64> = (0..40).collect();
+            order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
+            assert_eq!(got, order);
+        }
+    }
+
+    #[test]
+    fn the_bias_chooses_experts_but_does_not_weigh_them() {
+        let (n, k) = (16, 4);
+        for (gate, normalise, biased) in
+            [(Gate::Sigmoid, true, true), (Gate::Softmax, false, false), (Gate::Softmax, true, true)]
+        {
+            let (g, mut env) = (Graph::new(), Env::default());
+            let (x, b) = (g.input("logits", DType::F32, [3, n]), g.input("bias", DType::F32, [n]));
+            let (logits, bias) = (random(48, 3.0, 4), random(16, 0.5, 5));
+            env.set_floats(x, &logits);
+            env.set_floats(b, &bias);
+            let (experts, weights) =
+                router(x, biased.then_some(b), Router { gate, k, normalise, scale: 1.8 });
+            let out = eval(&[experts, weights], &env);
+            for (t, row) in logits.chunks(n as usize).enumerate() {
+                let scores = match gate {
+                    Gate::Sigmoid => row.iter().map(|&x| sigmoid(x)).collect(),
+                    Gate::Softmax => softmax(row),
+                };
+                let key = |i: &usize| scores[*i] + if biased { bias[*i] as f64 } else { 0.0 };
+                let mut order: Vec<usize> = (0..n as usize).collect();
+                order.sort_by(|a, b| key(b).total_cmp(&key(a)));
+                let chosen: Vec<f64> = order[..4].iter().map(|&i| scores[i]).collect();
+                let norm = if normalise { chosen.iter().sum() } else { 1.0 };
+                let experts: Vec<usize> = ints(&out[0])[4 * t..][..4].iter().map(|&i| i as usize).collect();
+                assert_eq!(experts, order[..4]);
+                let want: Vec<f64> = chosen.iter().map(|w| 1.8 * w / norm).collect();
+                close(&out[1].floats()[4 * t..][..4], &want, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn int8_rows_are_within_half_a_step() {
+        // 70 columns: the last block is mostly padding. The second row's first block is zero, its second too small.
+        let (g, mut env) = (Graph::new(), Env::default());
+        let x = g.input("x", DType::F32, [2, 70]);
+        let mut v = random(140, 4.0, 6);
+        v[70..102].fill(0.0);
+        v[102..134].fill(1e-40);
+        env.set_floats(x, &v);
+        let QuantX { q, d, s16, s32 } = quantize_i8(x);
+        let out = eval(&[q, d, s16, s32], &env);
+        let [q, s16, s32] = [0, 2, 3].map(|i| ints(&out[i]));
+        let d = out[1].floats();
+        assert_eq!(
+            out.iter().map(|a| a.dims.clone()).collect::<Vec<_>>(),
+            [vec![2, 3, 32], vec![2, 3], vec![2, 6], vec![2, 3]]
+        );
+        for (b, block) in q.chunks(32).enumerate() {
+            for (i, &q) in block.iter().enumerate() {
+                let (row, col) = (b / 3, b % 3 * 32 + i);
+                let x = if col < 70 { v[70 * row + col] } else { 0.0 };
+                assert!((x - d[b] * q as f32).abs() <= d[b].max(1e-30) * 0.50001, "{x} as {q}·{}", d[b]);
+            }
+            let largest = block.iter().map(|q| q.abs()).max().unwrap();
+            assert_eq!(largest, if matches!(b, 3 | 4) { 0 } else { 127 });
+            assert_eq!(s32[b], block.iter().sum::<i64>());
+            assert_eq!(s16[2 * b..][..2], [block[..16].iter().sum(), block[16..].iter().sum::<i64>()]);
+        }
+    }
+
+    #[test]
+    fn linear_is_a_product_with_the_transpose() {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let (x, w) = (g.input("x", DType::F32, [2, 3]), g.input("w", DType::F32, [2, 3]));
+        env.set_floats(x, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        env.set_floats(w, &[1.0, 0.0, -1.0, 2.0, 2.0, 2.0]);
+        assert_eq!(eval1(linear(x, w), &env).floats(), [-2.0, 12.0, -2.0, 30.0]);
+    }
+}

@@ -1,0 +1,74 @@
+//! f32 identities. [`FLOAT`] is exact bit for bit, signs of zero included (the payload of a NaN is not a value);
+//! [`FUSE_FMA`] rounds once where the original rounds twice, and belongs to code generation alone.
+
+use crate::dtype::{Bits, Scalar};
+use crate::graph::{Ex, Op};
+use crate::rewrite::rules;
+use crate::scalar::Unary;
+
+const F32: &[Scalar] = &[Scalar::F32];
+
+rules! { pub FLOAT for F32:
+    add_const:    (Add (flt a) x) if x.as_bits().is_none()  => x + real(x, a);
+    mul_const:    (Mul (flt a) x) if x.as_bits().is_none()  => x * real(x, a);
+    add_zero:     (Add x (flt a)) if a.to_bits() == (-0f32).to_bits() => x;
+    sub_zero:     (Sub x 0.0)                               => x;
+    add_neg:      (Add x (Neg y))                           => x - y;
+    neg_add:      (Add (Neg x) y)                           => y - x;
+    sub_neg:      (Sub x (Neg y))                           => x + y;
+    neg_neg:      (Neg (Neg x))                             => x;
+    mul_one:      (Mul x 1.0)                               => x;
+    mul_minus:    (Mul x (flt a)) if a == -1.0              => x.unary(Unary::Neg);
+    mul_negs:     (Mul (Neg x) (Neg y))                     => x * y;
+    mul_neg:      (Mul (Neg x) (flt a))                     => x * real(x, -a);
+    div_power:    (Div x (flt c)) if has_exact_reciprocal(c) => x * real(x, 1.0 / c);
+    div_negs:     (Div (Neg x) (Neg y))                     => x / y;
+    max_same:     (Max x y) if x == y                       => x;
+    min_same:     (Min x y) if x == y                       => x;
+    floor_floor:  (Floor [y @ (Floor _)])                   => y;
+    round_round:  (Round [y @ (Round _)])                   => y;
+}
+
+rules! { pub FUSE_FMA for F32:
+    mul_add:      (Add (Mul a b) c)                         => fma(a, b, c);
+    add_mul:      (Add c (Mul a b))                         => fma(a, b, c);
+}
+
+/// A constant of `x`'s type.
+pub fn real(x: Ex<'_>, v: f32) -> Ex<'_> {
+    x.g.constant(x.dtype(), Bits::float(v))
+}
+
+/// `a·b + c`, rounded once.
+pub fn fma<'g>(a: Ex<'g>, b: Ex<'g>, c: Ex<'g>) -> Ex<'g> {
+    a.g.make(Op::Fma, a.dtype(), &[a, b, c])
+}
+
+/// Powers of two whose reciprocal is a normal number.
+fn has_exact_reciprocal(c: f32) -> bool {
+    c.to_bits() & 0x7f_ffff == 0 && c.is_normal() && (1.0 / c).is_normal()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check;
+    use super::*;
+    use crate::graph::Graph;
+    use crate::rewrite::rewrite;
+
+    #[test]
+    fn rules_are_sound_and_alive() {
+        check::sound_and_alive(FLOAT);
+    }
+
+    #[test]
+    fn products_fuse_into_sums() {
+        let g = Graph::new();
+        let [a, b, c] = [0, 1, 2].map(|i| g.make(Op::Load, crate::dtype::DType::F32, &[g.int(i), g.int(0)]));
+        let fuse = |e| rewrite(&[FUSE_FMA], &[e])[0];
+        assert_eq!(fuse(a * b + c), fma(a, b, c));
+        assert_eq!(fuse(c + a * b), fma(a, b, c));
+        assert_eq!(fuse(a * b + c * a), fma(a, b, c * a));
+        assert_eq!(fuse((a + b) * c), (a + b) * c);
+    }
+}

@@ -1,0 +1,42 @@
+//! The rule tables, by what they are about and when they run.
+//!
+//! [`simplify`] is exact for every type and may run at any time below the tensor level; its normal form is stable. The
+//! other tables lower or reorder: they run once, late.
+
+pub mod float;
+pub mod fold;
+pub mod index;
+pub(crate) mod sample;
+pub mod strength;
+pub mod sum;
+pub mod transcendental;
+
+#[cfg(test)]
+mod check;
+
+use crate::graph::Ex;
+use crate::rewrite::{Rule, rewrite};
+
+/// What [`simplify`] applies.
+pub const SIMPLIFY: &[&[Rule]] = &[
+    fold::UNARY_CONSTANTS,
+    fold::BINARY_CONSTANTS,
+    fold::CASTS,
+    fold::SELECTS,
+    fold::LOGIC,
+    fold::WRAPPING,
+    fold::BITS,
+    float::FLOAT,
+    index::INDEX_ALGEBRA,
+    index::INDEX_CASTS,
+];
+
+/// The same values in normal form.
+pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
+    rewrite(SIMPLIFY, roots)
+}
+
+/// One expression in normal form.
+pub fn simplify1(e: Ex) -> Ex {
+    rewrite(SIMPLIFY, &[e])[0]
+}

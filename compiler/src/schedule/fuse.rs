@@ -1,0 +1,351 @@
+//! Decides which tensors are kept in memory, and which of the kept ones are computed by one kernel.
+//!
+//! Kept are the requested tensors and whatever would otherwise be computed again and again: a reduction or a costly
+//! operation that several others read, or that is broadcast. Everything else is computed where it is read, so a
+//! reduction takes its prologue and epilogue along, and a reduction read once inside another (the block sums of a
+//! quantised product, the experts of a weighted sum) runs in its loop. A reduction is never recomputed.
+//!
+//! Kept tensors whose rows match become stages of one kernel as long as one row is little work: a kernel of several
+//! stages has only its rows to spread over the machine.
+
+use super::lower::{Lower, at_parts, flatten, reads};
+use super::{Kernel, Program, Stage};
+use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
+use crate::rewrite::substitute;
+use crate::rules::{simplify, simplify1};
+use crate::scalar::{Binary, Unary};
+use crate::shape::product;
+use crate::tensor::Tensor;
+use std::collections::{HashMap, HashSet};
+
+/// Most element operations in one row of a kernel of several stages; a router of 64 experts over 2048 inputs has 2^17.
+const ROW_WORK: i64 = 1 << 18;
+
+/// Most bytes of local memory of one kernel; larger intermediates stay in global memory.
+const LOCAL_BYTES: i64 = 24 << 10;
+
+pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>]) -> Program<'g> {
+    let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
+    let kept = keep(&roots);
+    let order: Vec<Ex> = topo(&roots).into_iter().filter(|e| kept.contains(&e.id)).collect();
+    let items: Vec<Item> = order.iter().map(|&t| Item::new(g, t, &kept)).collect();
+    let groups = group(&items);
+    emit(g, &roots, &items, groups)
+}
+
+fn is_movement(op: Op) -> bool {
+    matches!(op, Op::Reshape | Op::Expand | Op::Permute(_) | Op::Shrink | Op::Pad)
+}
+
+/// The tensor that a chain of views shows.
+fn behind(mut t: Ex) -> Ex {
+    while is_movement(t.op()) {
+        t = t.arg(0);
+    }
+    t
+}
+
+fn costly(op: Op, float: bool) -> bool {
+    match op {
+        Op::Reduce(..) => true,
+        Op::Unary(u) => !matches!(u, Unary::Neg | Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc),
+        Op::Binary(b) => b == Binary::Div && float,
+        _ => false,
+    }
+}
+
+/// Tensors that are kept in memory.
+fn keep(roots: &[Ex]) -> HashSet<Id> {
+    let order = topo(roots);
+    let own = |e: &Ex| matches!(e.op(), Op::Assign | Op::Contiguous) || roots.contains(e);
+    let asked: HashSet<Id> =
+        order.iter().filter(|e| own(e) && !matches!(e.op(), Op::Buffer(_))).map(|e| e.id).collect();
+    let mut kept = asked.clone();
+    // Whether reading a node means work that is not to be done twice.
+    fn weigh(e: &Ex, heavy: &mut HashMap<Id, bool>, kept: &HashSet<Id>) {
+        let below = e.args().iter().any(|a| heavy[&a.id] && !kept.contains(&a.id));
+        heavy.insert(e.id, below || costly(e.op(), e.dtype().is_float()));
+    }
+    let mut heavy: HashMap<Id, bool> = HashMap::new();
+    for e in &order {
+        weigh(e, &mut heavy, &kept);
+        let again = match e.op() {
+            Op::Expand => vec![e.arg(0)],
+            Op::Gather => e.args(),
+            _ => vec![],
+        };
+        for s in again.into_iter().map(behind) {
+            if heavy[&s.id] && kept.insert(s.id) {
+                // The views between `s` and here were weighed before `s` was kept.
+                e.topo().iter().for_each(|n| weigh(n, &mut heavy, &kept));
+            }
+        }
+    }
+    order.iter().for_each(|e| weigh(e, &mut heavy, &kept));
+    let mut readers: HashMap<Id, HashSet<Id>> = HashMap::new();
+    for e in order.iter().rev() {
+        let by = readers.entry(e.id).or_default();
+        if by.len() > 1 && heavy[&e.id] && !is_movement(e.op()) {
+            kept.insert(e.id);
+        }
+        let by = if kept.contains(&e.id) { HashSet::from([e.id]) } else { by.clone() };
+        for a in e.args() {
+            readers.entry(a.id).or_default().extend(&by);
+        }
+    }
+    order.iter().for_each(|e| weigh(e, &mut heavy, &kept));
+    kept.retain(|id| asked.contains(id) || heavy[id]);
+    kept
+}
+
+/// A kept tensor and how one element of it is computed.
+struct Item<'g> {
+    tensor: Ex<'g>,
+    axes: Vec<Ex<'g>>,
+    body: Ex<'g>,
+    /// For an assignment the place of the element.
+    place: Option<Ex<'g>>,
+}
+
+impl<'g> Item<'g> {
+    fn new(g: &'g Graph, tensor: Ex<'g>, kept: &HashSet<Id>) -> Item<'g> {
+        let mut lower = Lower::new(g, kept);
+        if tensor.op() == Op::Assign {
+            let axes = lower.axes(&tensor.arg(0).dims());
+            let place = lower.place(tensor.arg(0), &axes);
+            // The value may itself be kept.
+            let body = lower.element(tensor.arg(1), &axes, None, 0);
+            return Item { tensor, axes, body: simplify1(body), place: Some(simplify1(place)) };
+        }
+        let axes = lower.axes(&tensor.dims());
+        let body = lower.body(tensor, &axes);
+        Item { tensor, axes, body: simplify1(body), place: None }
+    }
+
+    fn roots(&self) -> Vec<Ex<'g>> {
+        std::iter::once(self.body).chain(self.place).collect()
+    }
+
+    /// Element operations in all, or in one row when `rows` axes are taken away.
+    fn work(&self, rows: usize) -> i64 {
+        let outs: i64 = self.axes[rows..].iter().map(|a| extent(*a)).product();
+        let folds = topo(&self.roots()).into_iter().filter_map(|e| match e.op() {
+            Op::Fold(_, n) => Some(e.args()[n as usize..].iter().map(|r| extent(*r)).product::<i64>()),
+            _ => None,
+        });
+        outs.saturating_mul(folds.fold(1, |a, b| a.saturating_add(b)))
+    }
+}
+
+/// Rounds of a range; an axis of one element has the index 0 instead.
+fn extent(axis: Ex) -> i64 {
+    match axis.op() {
+        Op::Range(..) => axis.arg(0).bounds().1,
+        _ => 1,
+    }
+}
+
+struct Group {
+    members: Vec<usize>,
+    rows: usize,
+}
+
+/// Which items share a kernel. Items come in dependence order.
+fn group(items: &[Item]) -> Vec<Group> {
+    let number: HashMap<Id, usize> = items.iter().enumerate().map(|(i, m)| (m.tensor.id, i)).collect();
+    let mut needs: Vec<HashSet<usize>> = vec![];
+    let mut groups: Vec<Group> = vec![];
+    let mut home: Vec<usize> = vec![];
+    for (i, item) in items.iter().enumerate() {
+        let at: Vec<_> = reads(&item.roots()).into_iter().map(at_parts).collect();
+        let direct: HashSet<usize> = at.iter().filter_map(|(t, ..)| number.get(&t.id).copied()).collect();
+        let mut all = direct.clone();
+        for &d in &direct {
+            all.extend(&needs[d]);
+        }
+        let joins = |g: usize| {
+            let group = &groups[g];
+            // A reader that the group's own result reaches by a way around it would have to run before itself.
+            let around = all
+                .iter()
+                .any(|&d| home[d] != g && needs[d].iter().any(|n| home[*n] == g));
+            let assigns = |m: &usize| items[*m].tensor.op() == Op::Assign;
+            if around || assigns(&i) || group.members.iter().any(assigns) {
+                return None;
+            }
+            let mut rows = group.rows;
+            for (t, idx, _) in at.iter().filter(|(t, ..)| number.get(&t.id).is_some_and(|&d| home[d] == g)) {
+                let same = |k: usize| idx[k] == item.axes[k] && t.dims()[k] == item.tensor.dims()[k];
+                rows = (0..rows.min(idx.len()).min(item.axes.len())).take_while(|&k| same(k)).count();
+            }
+            let work = group.members.iter().map(|&m| items[m].work(rows)).sum::<i64>() + item.work(rows);
+            (work <= ROW_WORK).then_some((g, rows))
+        };
+        let mut candidates: Vec<usize> = direct.iter().map(|&d| home[d]).collect();
+        candidates.sort_unstable();
+        match candidates.into_iter().rev().find_map(joins) {
+            Some((g, rows)) => {
+                groups[g].members.push(i);
+                groups[g].rows = rows;
+                home.push(g);
+            }
+            None => {
+                groups.push(Group { members: vec![i], rows: item.axes.len() });
+                home.push(groups.len() - 1);
+            }
+        }
+        needs.push(all);
+    }
+    sort_groups(groups, items, &number, &home)
+}
+
+/// Groups in an order where each comes after what it reads, and after the readers of a buffer that it overwrites.
+fn sort_groups(groups: Vec<Group>, items: &[Item], number: &HashMap<Id, usize>, home: &[usize]) -> Vec<Group> {
+    let mut before: Vec<HashSet<usize>> = vec![HashSet::new(); groups.len()];
+    for (i, item) in items.iter().enumerate() {
+        for (t, ..) in reads(&item.roots()).into_iter().map(at_parts) {
+            if let Some(&d) = number.get(&t.id).filter(|&&d| home[d] != home[i]) {
+                before[home[i]].insert(home[d]);
+            }
+        }
+        let Some(place) = item.place else { continue };
+        let overwritten = at_parts(place).0;
+        for (j, other) in items.iter().enumerate().filter(|(j, _)| *j != i && home[*j] != home[i]) {
+            if reads(&[other.body]).into_iter().any(|a| at_parts(a).0 == overwritten) {
+                before[home[i]].insert(home[j]);
+            }
+        }
+    }
+    let mut slots: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
+    let mut done = HashSet::new();
+    let mut out = vec![];
+    while out.len() < slots.len() {
+        let next = (0..slots.len()).find(|g| slots[*g].is_some() && before[*g].is_subset(&done));
+        let next = next.expect("an assignment overwrites what a later result still reads");
+        done.insert(next);
+        out.extend(slots[next].take());
+    }
+    out
+}
+
+fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Group>) -> Program<'g> {
+    let asked: HashSet<Id> = roots.iter().map(|r| r.id).collect();
+    let mut home: HashMap<Id, usize> = HashMap::new();
+    for (k, group) in groups.iter().enumerate() {
+        home.extend(group.members.iter().map(|&m| (items[m].tensor.id, k)));
+    }
+    let mut outside: HashSet<Id> = asked.clone();
+    for item in items {
+        for (t, ..) in reads(&item.roots()).into_iter().map(at_parts) {
+            if home.get(&t.id).is_some_and(|h| *h != home[&item.tensor.id]) {
+                outside.insert(t.id);
+            }
+        }
+    }
+    let mut memory: HashMap<Id, Ex> = HashMap::new();
+    let mut temps = vec![];
+    let mut kernels = vec![];
+    for (k, group) in groups.iter().enumerate() {
+        let first = &items[group.members[0]];
+        let rows: Vec<Ex> = first.axes[..group.rows].to_vec();
+        let mut local_bytes = 0;
+        let mut locals: HashSet<Id> = HashSet::new();
+        for (n, &m) in group.members.iter().enumerate() {
+            let t = items[m].tensor;
+            let inner = product(g, &t.dims()[group.rows.min(t.dims().len())..]);
+            let bytes = inner.bounds().1.saturating_mul(t.dtype().bytes() as i64);
+            let mem = if t.op() == Op::Assign {
+                assigned(t)
+            } else if outside.contains(&t.id) || local_bytes + bytes > LOCAL_BYTES || inner.as_int().is_none() {
+                let name = if asked.contains(&t.id) { format!("out{k}") } else { format!("t{k}_{n}") };
+                let b = g.new_buffer(&name, t.dtype(), &t.dims());
+                if !asked.contains(&t.id) {
+                    temps.push(b);
+                }
+                b
+            } else {
+                local_bytes += bytes;
+                locals.insert(t.id);
+                g.make(Op::Local(n as u32), t.dtype(), &[inner])
+            };
+            memory.insert(t.id, mem);
+        }
+        let index = |t: Ex<'g>, idx: &[Ex<'g>]| match locals.contains(&t.id) {
+            true => flatten(g, &t.dims()[group.rows..], &idx[group.rows..]),
+            false => flatten(g, &t.dims(), idx),
+        };
+        let mut stages = vec![];
+        for &m in &group.members {
+            let item = &items[m];
+            let to_rows: HashMap<Id, Ex> = item.axes.iter().zip(&rows).map(|(a, &r)| (a.id, r)).collect();
+            let mut load = HashMap::new();
+            for at in reads(&item.roots()) {
+                let (t, idx, gate) = at_parts(at);
+                let mem = *memory.entry(t.id).or_insert_with(|| buffer_of(t));
+                let i = index(t, &idx);
+                let whole = product(g, &t.dims()).bounds();
+                let gate = gate.filter(|_| i.bounds().0 < 0 || i.bounds().1 >= whole.0);
+                let args: Vec<Ex> = [mem, i].into_iter().chain(gate).collect();
+                load.insert(at.id, g.make(Op::Load, t.dtype(), &args));
+            }
+            // Indices of reads may hold reads themselves: replace until none is left.
+            let resolve = |mut e: Ex<'g>| {
+                while !reads(&[e]).is_empty() {
+                    e = substitute(&[e], &load)[0];
+                }
+                e
+            };
+            let body = resolve(item.body);
+            let to = match item.place {
+                Some(p) => {
+                    let (t, idx, _) = at_parts(p);
+                    resolve(flatten(g, &t.dims(), &idx))
+                }
+                None => index(item.tensor, &item.axes),
+            };
+            let store = g.make(Op::Store, item.tensor.dtype(), &[memory[&item.tensor.id], to, body]);
+            let store = simplify(&substitute(&[store], &to_rows))[0];
+            let outs = item.axes[group.rows..].iter().copied().filter(|a| matches!(a.op(), Op::Range(..)));
+            stages.push(Stage { outs: outs.collect(), store });
+        }
+        let rows = rows.into_iter().filter(|a| matches!(a.op(), Op::Range(_, Kind::Serial))).collect();
+        kernels.push(Kernel { g, name: name(k, group, items), rows, stages });
+    }
+    let outputs = roots.iter().map(|r| memory.get(&r.id).copied().unwrap_or_else(|| buffer_of(*r))).collect();
+    Program { kernels, outputs, temps }
+}
+
+/// The buffer that an assignment writes.
+fn assigned(t: Ex) -> Ex {
+    match t.op() {
+        Op::Buffer(_) => t,
+        _ => assigned(t.arg(0)),
+    }
+}
+
+fn buffer_of(t: Ex) -> Ex {
+    match t.op() {
+        Op::Buffer(_) => t,
+        Op::Assign => assigned(t),
+        op => panic!("{op:?} was not kept"),
+    }
+}
+
+/// A name that tells the shape: number, output axes, then reduced axes.
+fn name(k: usize, group: &Group, items: &[Item]) -> String {
+    let last = &items[*group.members.last().unwrap()];
+    let dims = |axes: Vec<Ex>| axes.iter().map(|a| extent(*a).to_string()).collect::<Vec<_>>().join("x");
+    let mut reduced = vec![];
+    for e in topo(&last.roots()) {
+        if let Op::Fold(_, n) = e.op() {
+            reduced.extend_from_slice(&e.args()[n as usize..]);
+        }
+    }
+    let mut seen = HashSet::new();
+    reduced.retain(|r| seen.insert(r.id));
+    let outs = dims(last.axes.iter().copied().filter(|a| matches!(a.op(), Op::Range(..))).collect());
+    match reduced.is_empty() {
+        true => format!("k{k}_{outs}"),
+        false => format!("k{k}_{outs}_r{}", dims(reduced)),
+    }
+}

@@ -1,0 +1,58 @@
+//! Which operations share a kernel, in what order, in which memory.
+//!
+//! In: tensor expressions. Out: a [`Program`]: kernels in an order that respects every dependence, each a list of
+//! stages over ranges, and the memory between them. Nothing here depends on the target.
+
+mod fuse;
+pub mod lower;
+mod memory;
+
+pub use fuse::program;
+pub use memory::{Arena, buffer_bytes, plan_memory};
+
+use crate::graph::{Ex, Graph, Op, topo};
+
+/// One nest of ranges that ends in a store.
+#[derive(Clone, Debug)]
+pub struct Stage<'g> {
+    /// Output ranges besides the kernel's rows, outermost first.
+    pub outs: Vec<Ex<'g>>,
+    pub store: Ex<'g>,
+}
+
+/// Stages that run one after the other for each row, and share local memory.
+#[derive(Clone)]
+pub struct Kernel<'g> {
+    pub g: &'g Graph,
+    pub name: String,
+    /// Ranges that every stage's output has: rows are independent of each other.
+    pub rows: Vec<Ex<'g>>,
+    pub stages: Vec<Stage<'g>>,
+}
+
+impl<'g> Kernel<'g> {
+    pub fn stores(&self) -> Vec<Ex<'g>> {
+        self.stages.iter().map(|s| s.store).collect()
+    }
+
+    /// The buffers it touches, in argument order, and whether it writes them.
+    pub fn buffers(&self) -> Vec<(Ex<'g>, bool)> {
+        buffers(&self.stores())
+    }
+}
+
+/// The buffers below these stores by slot, and whether they are written.
+pub fn buffers<'g>(stores: &[Ex<'g>]) -> Vec<(Ex<'g>, bool)> {
+    let mut found: Vec<_> = topo(stores).into_iter().filter(|e| matches!(e.op(), Op::Buffer(_))).collect();
+    found.sort_by_key(|e| e.op());
+    found.into_iter().map(|b| (b, stores.iter().any(|s| s.arg(0) == b))).collect()
+}
+
+#[derive(Clone)]
+pub struct Program<'g> {
+    pub kernels: Vec<Kernel<'g>>,
+    /// Memory of each requested tensor, in the order of the request.
+    pub outputs: Vec<Ex<'g>>,
+    /// Memory that only carries values from kernel to kernel.
+    pub temps: Vec<Ex<'g>>,
+}
