@@ -88,12 +88,7 @@ impl Lower<'_> {
             return self.vec_def(M::Vbroadcastss, size, &[Arg::Use(v, Size::X)]);
         }
         if source.lanes == 1 {
-            let wide = if bytes == 8 { Size::B8 } else { Size::B4 };
-            if self.features.avx512 {
-                return self.vec_def(broadcast(bytes), size, &[Arg::Use(v, wide)]);
-            }
-            let low = self.first_lane(source.scalar, v);
-            return self.vec_def(broadcast(bytes), size, &[Arg::Use(low, Size::X)]);
+            return self.splat_int(bytes, size, v);
         }
         match (bytes, self.features.avx512) {
             (16 | 32, true) => {
@@ -104,6 +99,16 @@ impl Lower<'_> {
             (16, false) => self.join(v, v, 1, Size::Y),
             _ => self.vec_def(broadcast(bytes), size, &[Arg::Use(v, Size::X)]),
         }
+    }
+
+    /// The low bytes of a general register in every lane.
+    pub fn splat_int(&mut self, bytes: usize, size: Size, v: VReg) -> VReg {
+        let (m, from) = if bytes == 8 { (M::Vmovq, Size::B8) } else { (M::Vmovd, Size::B4) };
+        if self.features.avx512 {
+            return self.vec_def(broadcast(bytes), size, &[Arg::Use(v, from)]);
+        }
+        let low = self.vec_def(m, Size::X, &[Arg::Use(v, from)]);
+        self.vec_def(broadcast(bytes), size, &[Arg::Use(low, Size::X)])
     }
 
     /// A general register's value as the first lane of a vector.
