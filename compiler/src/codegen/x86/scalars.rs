@@ -90,6 +90,9 @@ impl Lower<'_> {
                 self.lea(Address { index: Some((b, 1)), ..Address::new(Base::Reg(a), 0, 0) })
             }
             (Binary::Mul, Some(1)) => a,
+            (Binary::Mul, Some(c @ (2 | 3 | 5 | 9))) => {
+                self.lea(Address { index: Some((a, c as u8 - 1)), ..Address::new(Base::Reg(a), 0, 0) })
+            }
             // Where `a` is read again, the multiplication saves the copy that a shift in place would need.
             (Binary::Mul, Some(c)) if c > 0 && c.count_ones() == 1 && self.plan.only_use(args[0]) => {
                 self.int_tied(M::Shl, Size::B8, a, Arg::Imm(c.trailing_zeros() as i64))
