@@ -103,9 +103,11 @@ fn loops() {
 fn tiles() {
     let mut rng = Rng::new(3);
     for target in targets().into_iter().filter(|t| t.caps().tile) {
-        for (a, b, c, inputs) in
-            [(Scalar::I8, Scalar::U8, Scalar::I32, 4), (Scalar::BF16, Scalar::BF16, Scalar::F32, 2)]
-        {
+        for (a, b, c, inputs, count) in [
+            (Scalar::I8, Scalar::U8, Scalar::I32, 4, 5),
+            (Scalar::BF16, Scalar::BF16, Scalar::F32, 2, 5),
+            (Scalar::I8, Scalar::U8, Scalar::I32, 4, 6),
+        ] {
             let mut p = program("linear tiles grid 2 threads 1\n");
             p.buffers = vec![(a.into(), false), (b.into(), false), (c.into(), true)];
             let (vector, grid) = (b.vec(16 * inputs as u16), p.op(DType::I64, Op::Grid, &[]));
