@@ -123,21 +123,19 @@ impl Lower<'_> {
                 let c = if op == Binary::Max { Cond::Less } else { Cond::Greater };
                 return self.int_tied(c.cmov(), Size::B8, a, Arg::Use(b, Size::B8));
             }
-            _ => {
+            (Binary::And | Binary::Or | Binary::Xor, _) => {
                 let b = self.int_arg(args[1]);
                 let m = match op {
-                    Binary::Sub => M::Sub,
-                    Binary::Mul => M::Imul,
                     Binary::And => M::And,
                     Binary::Or => M::Or,
                     _ => M::Xor,
                 };
-                let d = self.int_tied(m, Size::B8, a, b);
-                // Extended values stay extended under bitwise operations.
-                if matches!(m, M::And | M::Or | M::Xor) {
-                    return d;
-                }
-                d
+                // Extended values stay extended.
+                return self.int_tied(m, Size::B8, a, b);
+            }
+            _ => {
+                let b = Arg::Use(self.reg(args[1]), Size::B8);
+                self.int_tied(if op == Binary::Sub { M::Sub } else { M::Imul }, Size::B8, a, b)
             }
         };
         if self.plan.extended[dst.0 as usize] { self.wrap(s, d) } else { d }
