@@ -1,7 +1,9 @@
 //! Random linear programs, to compare a backend with the interpreter: a seed and a target's [`Caps`] in, a legal program
-//! with its inputs out. Every result is determined bit by bit, but for the payload of NaNs ([`difference`]).
+//! with its inputs out. Every result is determined bit by bit, but for the payload of NaNs ([`difference`]). Random
+//! tensor programs are in [`graphs`].
 
 mod generate;
+pub mod graphs;
 mod shrink;
 
 pub use generate::random_program;
