@@ -8,9 +8,8 @@ use crate::graph::{Ex, Graph};
 use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
 use crate::rewrite::{Rule, rewrite};
-use crate::rules::SIMPLIFY;
+use crate::rules::{REDUCE, SIMPLIFY};
 use crate::rules::float::FUSE_FMA;
-use crate::rules::strength::{SHIFTS, STRENGTH};
 use crate::rules::transcendental::TRANSCENDENTAL;
 use crate::schedule::{self, Kernel, Program};
 use crate::spec::{self, kernel::Level};
@@ -64,8 +63,8 @@ pub fn observe<'g>(
     let polynomials: &[&[Rule]] = if caps.transcendental { &[] } else { &[TRANSCENDENTAL] };
     let stages = late("transcendentals", &stages, polynomials);
     let stages = late("simplify", &stages, SIMPLIFY);
-    let stages = late("strength", &stages, &[STRENGTH, SHIFTS]);
     let stages = late("fma", &stages, &[FUSE_FMA]);
+    let stages = late("strength", &stages, REDUCE);
     let linear = linearize::linearize(&s, &stages);
     after("linearise", Ir::Linear(&linear));
     Ok(linear)

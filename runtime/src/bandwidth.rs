@@ -42,11 +42,16 @@ pub fn working_set() -> usize {
     wanted.min(machine::free_memory().map_or(wanted, |free| free / 3))
 }
 
+/// Threads of a block where a block has more than one: enough to keep a GPU's memory busy.
+const THREADS: u32 = 256;
+
 /// Reads `bytes` (rounded up to whole blocks) `passes` times.
 pub fn measure(device: &dyn Device, bytes: usize, passes: usize) -> Result<Bandwidth, Error> {
     let blocks = bytes.div_ceil(BLOCK).max(1);
     let data = device.alloc(blocks * BLOCK)?;
-    let sums = device.alloc(blocks * 4)?;
+    let caps = device.target().caps();
+    let shape = Shape { lanes: caps.vector_bytes / 4, threads: if caps.lanes > 1 { THREADS } else { 1 } };
+    let sums = device.alloc(blocks * shape.threads as usize * 4)?;
     let prepare = |program: Linear| -> Result<Prepared, Error> {
         let code = device.target().emit(&program);
         let program: Program = device.load(program, code)?;
@@ -54,10 +59,9 @@ pub fn measure(device: &dyn Device, bytes: usize, passes: usize) -> Result<Bandw
         plan.push(&program, vec![data.whole(), sums.whole()])?;
         device.prepare(plan)
     };
-    let lanes = device.target().caps().vector_bytes / 4;
     // Memory that was never written is one page of zeros, read from the cache.
-    device.run(&mut prepare(fill(blocks, lanes))?, &[])?;
-    let mut read = prepare(sum(blocks, lanes))?;
+    device.run(&mut prepare(fill(blocks, shape))?, &[])?;
+    let mut read = prepare(sum(blocks, shape))?;
     device.run(&mut read, &[])?;
     let mut speeds = vec![];
     for _ in 0..passes.max(1) {
@@ -68,23 +72,38 @@ pub fn measure(device: &dyn Device, bytes: usize, passes: usize) -> Result<Bandw
     Ok(Bandwidth { passes: speeds })
 }
 
-/// A program over (data, sums) with the index of its block's first element and a loop's trip count for `unroll` vectors a
-/// round.
-fn start(name: &str, blocks: usize, written: usize, lanes: u16, unroll: usize) -> (Linear, Reg, Reg) {
+/// What a block reads at a time: a vector in each of its threads.
+#[derive(Clone, Copy)]
+struct Shape {
+    lanes: u16,
+    threads: u32,
+}
+
+impl Shape {
+    fn elements(self) -> usize {
+        self.lanes as usize * self.threads as usize
+    }
+}
+
+/// A program over (data, sums) with the index of its thread's first element and a loop's trip count for `unroll` vectors
+/// a round.
+fn start(name: &str, blocks: usize, written: usize, shape: Shape, unroll: usize) -> (Linear, Reg, Reg) {
     let mut p = Linear {
         name: name.into(),
         grid: Count::Const(blocks as i64),
         buffers: vec![(DType::I32, written == 0), (DType::I32, written == 1)],
         symbols: vec![],
         locals: vec![],
-        threads: 1,
+        threads: shape.threads,
         code: vec![],
         regs: vec![],
     };
     let grid = p.op(DType::I64, Op::Grid, &[]);
+    let thread = p.op(DType::I64, Op::Thread, &[]);
     let elements = constant(&mut p, DType::I64, BLOCK as i64 / 4);
     let first = p.op(DType::I64, Op::Binary(Binary::Mul), &[grid, elements]);
-    let rounds = constant(&mut p, DType::I64, (BLOCK / 4 / unroll / lanes as usize) as i64);
+    let first = advance(&mut p, first, thread, shape.lanes as i64);
+    let rounds = constant(&mut p, DType::I64, (BLOCK / 4 / unroll / shape.elements()) as i64);
     (p, first, rounds)
 }
 
@@ -100,37 +119,37 @@ fn advance(p: &mut Linear, first: Reg, round: Reg, step: i64) -> Reg {
 }
 
 /// Writes 1 to every element.
-fn fill(blocks: usize, lanes: u16) -> Linear {
-    let (mut p, first, rounds) = start("fill", blocks, 0, lanes, 1);
-    let value = constant(&mut p, Scalar::I32.vec(lanes), 1);
+fn fill(blocks: usize, shape: Shape) -> Linear {
+    let (mut p, first, rounds) = start("fill", blocks, 0, shape, 1);
+    let value = constant(&mut p, Scalar::I32.vec(shape.lanes), 1);
     let round = p.reg(DType::I64);
     p.code.push(Inst::Loop { var: round, extent: rounds, carried: vec![] });
-    let index = advance(&mut p, first, round, lanes as i64);
+    let index = advance(&mut p, first, round, shape.elements() as i64);
     p.code.push(Inst::Store { mem: Mem::Global(0), index, offset: 0, value, gate: None });
     p.code.push(Inst::End { next: vec![], out: vec![] });
     p
 }
 
-/// Adds up every block.
-fn sum(blocks: usize, lanes: u16) -> Linear {
-    let vector = Scalar::I32.vec(lanes);
-    let (mut p, first, rounds) = start("read", blocks, 1, lanes, UNROLL);
+/// Adds up what each thread of each block reads.
+fn sum(blocks: usize, shape: Shape) -> Linear {
+    let vector = Scalar::I32.vec(shape.lanes);
+    let (mut p, first, rounds) = start("read", blocks, 1, shape, UNROLL);
     let zero = constant(&mut p, vector, 0);
     let four = constant(&mut p, DType::I64, 4);
     let round = p.reg(DType::I64);
     let sums: Vec<Reg> = (0..UNROLL).map(|_| p.reg(vector)).collect();
     let carried = sums.iter().map(|s| (*s, zero)).collect();
     p.code.push(Inst::Loop { var: round, extent: rounds, carried });
-    let index = advance(&mut p, first, round, (UNROLL * lanes as usize) as i64);
+    let index = advance(&mut p, first, round, (UNROLL * shape.elements()) as i64);
     let byte = p.op(DType::I64, Op::Binary(Binary::Mul), &[index, four]);
     let mut next = vec![];
     for (i, &sum) in sums.iter().enumerate() {
         let at = (i * vector.bytes()) as i64;
-        if at % 64 == 0 {
+        if shape.threads == 1 && at % 64 == 0 {
             p.code.push(Inst::Prefetch { mem: Mem::Global(0), index: byte, offset: at + AHEAD });
         }
         let dst = p.reg(vector);
-        let offset = (i * lanes as usize) as i64;
+        let offset = (i * shape.elements()) as i64;
         p.code.push(Inst::Load { dst, mem: Mem::Global(0), index, offset, gate: None });
         next.push(p.op(vector, Op::Binary(Binary::Add), &[sum, dst]));
     }
@@ -138,7 +157,8 @@ fn sum(blocks: usize, lanes: u16) -> Linear {
     p.code.push(Inst::End { next, out: out.clone() });
     let total = out[1..].iter().fold(out[0], |a, &b| p.op(vector, Op::Binary(Binary::Add), &[a, b]));
     let value = p.op(DType::I32, Op::Fold(Fold::Sum), &[total]);
-    let index = p.op(DType::I64, Op::Grid, &[]);
+    let (grid, thread) = (p.op(DType::I64, Op::Grid, &[]), p.op(DType::I64, Op::Thread, &[]));
+    let index = advance(&mut p, thread, grid, shape.threads as i64);
     p.code.push(Inst::Store { mem: Mem::Global(1), index, offset: 0, value, gate: None });
     p
 }
@@ -151,19 +171,21 @@ mod tests {
     #[test]
     fn the_loop_reads_every_element_once() {
         let device = InterpDevice::default();
-        for lanes in [8, 16] {
-            let (data, sums) = (device.alloc(2 * BLOCK).unwrap(), device.alloc(8).unwrap());
+        for (lanes, threads) in [(8, 1), (16, 1), (4, 32)] {
+            let shape = Shape { lanes, threads };
+            let count = 2 * threads as usize;
+            let (data, sums) = (device.alloc(2 * BLOCK).unwrap(), device.alloc(4 * count).unwrap());
             let mut plan = Plan::new([""; 0]);
-            for program in [fill(2, lanes), sum(2, lanes)] {
+            for program in [fill(2, shape), sum(2, shape)] {
                 let code = device.target().emit(&program);
                 let program = device.load(program, code).unwrap();
                 plan.push(&program, vec![data.whole(), sums.whole()]).unwrap();
             }
             device.run(&mut device.prepare(plan).unwrap(), &[]).unwrap();
-            let mut found = [0; 8];
+            let mut found = vec![0; 4 * count];
             device.read(&sums.whole(), 0, &mut found).unwrap();
-            let each = (BLOCK as u32 / 4).to_le_bytes();
-            assert_eq!(found, [each, each].concat()[..]);
+            let each = (BLOCK as u32 / 4 / threads).to_le_bytes();
+            assert_eq!(found, each.repeat(count));
         }
     }
 

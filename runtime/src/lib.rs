@@ -6,6 +6,7 @@ pub mod bandwidth;
 pub mod buffer;
 pub mod cache;
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod interp;
 pub mod machine;

@@ -4,6 +4,7 @@ use compiler::dtype::{Bits, DType};
 use compiler::linear::{Count, Inst, Linear, Mem, Op};
 use compiler::scalar::Binary;
 use runtime::cpu::{CpuDevice, Options, Tier};
+use runtime::cuda::CudaDevice;
 use runtime::device::{Device, Error};
 use runtime::interp::InterpDevice;
 use runtime::plan::Plan;
@@ -12,6 +13,10 @@ fn devices() -> Vec<Box<dyn Device>> {
     let mut all: Vec<Box<dyn Device>> = vec![Box::new(InterpDevice::default())];
     match CpuDevice::new(Options { threads: Some(2), tier: None }) {
         Ok(cpu) => all.push(Box::new(cpu)),
+        Err(e) => eprintln!("skipped: {e}"),
+    }
+    match CudaDevice::new(0) {
+        Ok(gpu) => all.push(Box::new(gpu)),
         Err(e) => eprintln!("skipped: {e}"),
     }
     all

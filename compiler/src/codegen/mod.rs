@@ -2,6 +2,7 @@
 
 pub mod expand;
 pub mod linearize;
+pub mod ptx;
 pub mod vectorize;
 pub mod x86;
 

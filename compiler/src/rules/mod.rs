@@ -31,6 +31,9 @@ pub const SIMPLIFY: &[&[Rule]] = &[
     index::INDEX_CASTS,
 ];
 
+/// What [`reduce`] applies.
+pub const REDUCE: &[&[Rule]] = &[fold::BITS, strength::SHIFTS, strength::STRENGTH];
+
 /// The same values in normal form.
 pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
     rewrite(SIMPLIFY, roots)
@@ -38,7 +41,7 @@ pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
 
 /// The same values in cheaper instructions, after the last [`simplify`].
 pub fn reduce<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
-    rewrite(&[fold::BITS, strength::SHIFTS, strength::STRENGTH], roots)
+    rewrite(REDUCE, roots)
 }
 
 /// One expression in normal form.

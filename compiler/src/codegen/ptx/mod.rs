@@ -1,0 +1,364 @@
+//! NVIDIA PTX. In: a linear program for a GPU; out: the text of one `.entry` that the driver assembles.
+//!
+//! The entry takes one `.u64` a buffer and then the address of an i64 array with the symbol values (never read when the
+//! program has none). A block is one grid index (`%ctaid.x`) of `threads` threads (`%tid.x`). Buffers are aligned to 16
+//! bytes.
+//!
+//! How values live in registers: a lane of 32 bits is one `.b32`, an i64 one `.b64`, a bool one `.pred`. Vectors of 8-
+//! and 16-bit elements are packed four or two to a `.b32`, lane 0 lowest; what lies above the last lane is unspecified.
+//! A scalar 8- or 16-bit integer is kept sign- or zero-extended. A scalar i64 whose range fits 32 bits may live in a
+//! `.b32`: 64-bit arithmetic costs a GPU several instructions each, and nearly all i64 are indices.
+
+mod arith;
+mod asm;
+mod facts;
+mod lanes;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use super::{Caps, Code, Target};
+use crate::dtype::{DType, Scalar};
+use crate::linear::{Inst, Linear, Mem, Op, Reg};
+use crate::scalar::Binary;
+use asm::{Asm, Piece};
+use facts::{Fact, facts};
+use std::collections::HashMap;
+use std::fmt::Write;
+
+/// Bytes of shared memory a kernel may declare statically; what is larger the launch must ask for.
+const STATIC_SHARED: usize = 48 * 1024;
+
+pub struct Ptx {
+    sm: u32,
+    name: String,
+}
+
+impl Ptx {
+    /// `sm`: compute capability times ten, at least 80.
+    pub fn new(sm: u32) -> Ptx {
+        assert!(sm >= 80, "sm_{sm} lacks what the code generator uses; sm_80 is the oldest");
+        Ptx { sm, name: format!("ptx-sm{sm}") }
+    }
+}
+
+impl Target for Ptx {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn caps(&self) -> Caps {
+        Caps {
+            vector_bytes: 16,
+            lanes: 32,
+            max_threads: 1024,
+            // Largest shared memory of a block, from the CUDA programming guide's table of compute capabilities.
+            local_bytes: match self.sm {
+                80 | 87 => 163 * 1024,
+                90 | 100..=119 => 227 * 1024,
+                _ => 99 * 1024,
+            },
+            dot4: true,
+            tile: false,
+            transcendental: true,
+        }
+    }
+
+    fn emit(&self, program: &Linear) -> Code {
+        let mut e = Emitter::new(program);
+        e.prologue();
+        for (at, inst) in program.code.iter().enumerate() {
+            e.inst(at, inst);
+        }
+        // Code for an older architecture runs on every later one, and PTX 7.8 knows sm_90 as its newest.
+        Code::Text(module(program, self.sm.min(90), &e.asm))
+    }
+
+    fn disassemble(&self, code: &Code) -> String {
+        match code {
+            Code::Text(text) => text.clone(),
+            Code::Machine(_) => panic!("machine code given to the PTX target"),
+        }
+    }
+}
+
+/// Bytes of dynamic shared memory a launch of `program` has to ask for.
+pub fn dynamic_shared(program: &Linear) -> usize {
+    let total = shared_offsets(program).1;
+    if total <= STATIC_SHARED { 0 } else { total }
+}
+
+/// Where each local starts, and their total size.
+fn shared_offsets(program: &Linear) -> (Vec<usize>, usize) {
+    let mut end = 0;
+    let starts = program.locals.iter().map(|l| {
+        let start = end;
+        end += (l.dtype.bytes() * l.len).next_multiple_of(16);
+        start
+    });
+    (starts.collect(), end)
+}
+
+fn module(program: &Linear, sm: u32, asm: &Asm) -> String {
+    let name = &program.name;
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    assert!(
+        name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(legal),
+        "kernel name {name:?}"
+    );
+    let mut s = format!(".version 7.8\n.target sm_{sm}\n.address_size 64\n\n");
+    let total = shared_offsets(program).1;
+    if dynamic_shared(program) > 0 {
+        s += ".extern .shared .align 16 .b8 shared[];\n\n";
+    }
+    write!(s, ".visible .entry {name}(").unwrap();
+    for i in 0..program.buffers.len() {
+        write!(s, ".param .u64 p{i}, ").unwrap();
+    }
+    write!(s, ".param .u64 symbols)\n.maxntid {}, 1, 1\n{{\n", program.threads).unwrap();
+    s += &asm.declarations();
+    if total > 0 && dynamic_shared(program) == 0 {
+        writeln!(s, "    .shared .align 16 .b8 shared[{total}];").unwrap();
+    }
+    s + &asm.text + "    ret;\n}\n"
+}
+
+/// A loop whose `End` is still to come.
+struct Open {
+    label: u32,
+    var: Piece,
+    extent: Piece,
+    phis: Vec<Vec<Piece>>,
+    /// How many addresses were known before the loop: only those are still computed when it ends.
+    addresses: usize,
+}
+
+struct Emitter<'a> {
+    program: &'a Linear,
+    asm: Asm,
+    facts: Vec<Fact>,
+    /// The registers of each value, empty until it is defined.
+    values: Vec<Vec<Piece>>,
+    /// Shifts of packed vectors whose masking is left to the `And` that uses them; the mask of one lane.
+    unmasked: HashMap<Reg, u32>,
+    /// Base address of each buffer (64 bits) and local (32 bits).
+    globals: Vec<Piece>,
+    locals: Vec<Piece>,
+    symbols: Option<Piece>,
+    /// `base + index · bytes`, by memory, index and element size.
+    addresses: Vec<((Mem, Reg, usize), Piece)>,
+    open: Vec<Open>,
+}
+
+impl<'a> Emitter<'a> {
+    fn new(program: &'a Linear) -> Emitter<'a> {
+        let facts = facts(program);
+        Emitter {
+            unmasked: unmasked_shifts(program, &facts),
+            program,
+            asm: Asm::default(),
+            facts,
+            values: vec![vec![]; program.regs.len()],
+            globals: vec![],
+            locals: vec![],
+            symbols: None,
+            addresses: vec![],
+            open: vec![],
+        }
+    }
+
+    fn dtype(&self, r: Reg) -> DType {
+        self.program.dtype(r)
+    }
+    fn fact(&self, r: Reg) -> Fact {
+        self.facts[r.0 as usize]
+    }
+    fn value(&self, r: Reg) -> Vec<Piece> {
+        self.values[r.0 as usize].clone()
+    }
+    fn scalar(&self, r: Reg) -> Piece {
+        self.values[r.0 as usize][0]
+    }
+    fn set(&mut self, r: Reg, value: Vec<Piece>) {
+        debug_assert_eq!(value.len(), pieces(self.dtype(r)), "pieces of {r}");
+        self.values[r.0 as usize] = value;
+    }
+
+    fn prologue(&mut self) {
+        for i in 0..self.program.buffers.len() {
+            let base = self.parameter(&format!("p{i}"));
+            self.globals.push(base);
+        }
+        if !self.program.symbols.is_empty() {
+            self.symbols = Some(self.parameter("symbols"));
+        }
+        for start in shared_offsets(self.program).0 {
+            let base = self.special(&format!("shared+{start}"));
+            self.locals.push(base);
+        }
+    }
+
+    fn parameter(&mut self, name: &str) -> Piece {
+        let p = self.asm.fresh_d();
+        self.asm.load_parameter(p, name);
+        self.asm.d("cvta.to.global.u64", &[p])
+    }
+
+    fn special(&mut self, name: &str) -> Piece {
+        let r = self.asm.fresh_r();
+        self.asm.load_name(r, name);
+        r
+    }
+
+    fn inst(&mut self, at: usize, inst: &Inst) {
+        match inst {
+            Inst::Op { dst, op, args } => {
+                let value = self.op(*dst, *op, args);
+                self.set(*dst, value);
+            }
+            Inst::Load { dst, mem, index, offset, gate } => self.load(*dst, *mem, *index, *offset, *gate),
+            Inst::Gather { dst, mem, index, gate } => self.gather(*dst, *mem, *index, *gate),
+            Inst::Store { mem, index, offset, value, gate } => {
+                self.store(*mem, *index, *offset, *value, *gate)
+            }
+            Inst::Prefetch { mem, index, offset } => self.prefetch(*mem, *index, *offset),
+            Inst::Loop { var, extent, carried } => self.begin(*var, *extent, carried),
+            Inst::End { next, out } => self.end(next, out),
+            Inst::Barrier => self.asm.line("bar.sync 0"),
+            Inst::LaneReduce { dst, fold, src, width } => {
+                let value = self.lane_reduce(*src, *fold, *width);
+                self.set(*dst, value);
+            }
+            Inst::TileDot { .. } => {
+                panic!("tile products are not for PTX: instruction {at} of\n{}", self.program)
+            }
+        }
+    }
+
+    fn begin(&mut self, var: Reg, extent: Reg, carried: &[(Reg, Reg)]) {
+        let rounds = self.fact(extent);
+        let narrow = rounds.fits_i32();
+        let extent = self.scalar(extent);
+        let extent = if narrow { self.asm.low(extent) } else { self.asm.wide(extent) };
+        let zero = Piece::Imm(0);
+        let counter = if narrow { self.asm.r("mov.b32", &[zero]) } else { self.asm.d("mov.b64", &[zero]) };
+        let phis: Vec<Vec<Piece>> = carried.iter().map(|(phi, init)| self.copies(*phi, *init)).collect();
+        let label = self.asm.fresh_label();
+        if rounds.lo <= 0 {
+            let none = self.asm.p(if narrow { "setp.le.s32" } else { "setp.le.s64" }, &[extent, zero]);
+            self.asm.jump(none, "done", label);
+        }
+        self.asm.label("loop", label);
+        self.set(var, vec![counter]);
+        for ((phi, _), value) in carried.iter().zip(&phis) {
+            self.set(*phi, value.clone());
+        }
+        self.open.push(Open { label, var: counter, extent, phis, addresses: self.addresses.len() });
+    }
+
+    /// The value of `init` in registers of its own, to change from round to round as `phi`.
+    fn copies(&mut self, phi: Reg, init: Reg) -> Vec<Piece> {
+        let class = self.dtype(phi).scalar;
+        let fresh = |asm: &mut Asm| match class {
+            Scalar::Bool => asm.fresh_p(),
+            Scalar::I64 => asm.fresh_d(),
+            _ => asm.fresh_r(),
+        };
+        let copy = |src: &Piece| {
+            let dst = fresh(&mut self.asm);
+            self.asm.copy(dst, *src);
+            dst
+        };
+        self.values[init.0 as usize].iter().map(copy).collect()
+    }
+
+    fn end(&mut self, next: &[Reg], out: &[Reg]) {
+        let open = self.open.pop().expect("End without Loop");
+        let targets: Vec<Piece> = open.phis.concat();
+        let sources: Vec<Piece> = next.iter().flat_map(|r| self.value(*r)).collect();
+        // All carried values change at once: one that another still reads goes through a temporary.
+        let moves: Vec<_> =
+            targets.iter().zip(&sources).filter(|(t, s)| t != s).map(|(t, s)| (*t, *s)).collect();
+        let mut pending = vec![];
+        for (i, (dst, src)) in moves.iter().enumerate() {
+            let overwritten = moves[..i].iter().any(|m| m.0 == *src);
+            let held = if overwritten { self.hold(*src) } else { *src };
+            pending.push((*dst, held));
+        }
+        for (dst, src) in pending {
+            self.asm.copy(dst, src);
+        }
+        let wide = matches!(open.var, Piece::D(_));
+        let (add, test) = if wide { ("add.s64", "setp.lt.s64") } else { ("add.s32", "setp.lt.s32") };
+        self.asm.ins(add, &[open.var, open.var, Piece::Imm(1)]);
+        let more = self.asm.p(test, &[open.var, open.extent]);
+        self.asm.jump(more, "loop", open.label);
+        self.asm.label("done", open.label);
+        self.addresses.truncate(open.addresses);
+        for (r, phi) in out.iter().zip(open.phis) {
+            self.set(*r, phi);
+        }
+    }
+
+    /// A copy of one register.
+    fn hold(&mut self, p: Piece) -> Piece {
+        let dst = match p {
+            Piece::D(_) => self.asm.fresh_d(),
+            Piece::P(_) => self.asm.fresh_p(),
+            _ => self.asm.fresh_r(),
+        };
+        self.asm.copy(dst, p);
+        dst
+    }
+}
+
+/// Lanes of `s` in one register.
+fn per_register(s: Scalar) -> usize {
+    match s {
+        Scalar::Bool => 1,
+        _ => (4 / s.bytes()).max(1),
+    }
+}
+
+/// Registers of a value.
+fn pieces(t: DType) -> usize {
+    (t.lanes as usize).div_ceil(per_register(t.scalar))
+}
+
+/// Several lanes share a register.
+fn packed(t: DType) -> bool {
+    t.lanes > 1 && per_register(t.scalar) > 1
+}
+
+/// The mask of one lane after shifting by `n`.
+fn lane_mask(op: Binary, s: Scalar, n: u32) -> u32 {
+    let full = u32::MAX >> (32 - s.bits());
+    if op == Binary::Shl { (full << n) & full } else { full >> n }
+}
+
+/// Shifts of packed vectors whose only use is an `And` with a constant: there the two masks become one.
+fn unmasked_shifts(program: &Linear, facts: &[Fact]) -> HashMap<Reg, u32> {
+    let constant = |r: &Reg| facts[r.0 as usize].constant();
+    let mut uses = vec![0; program.regs.len()];
+    let mut masked = vec![false; program.regs.len()];
+    for inst in &program.code {
+        for r in inst.uses() {
+            uses[r.0 as usize] += 1;
+        }
+        if let Inst::Op { op: Op::Binary(Binary::And), args, .. } = inst {
+            masked[args[0].0 as usize] |= constant(&args[1]).is_some();
+            masked[args[1].0 as usize] |= constant(&args[0]).is_some();
+        }
+    }
+    let shift = |inst: &Inst| match inst {
+        Inst::Op { dst, op: Op::Binary(op @ (Binary::Shl | Binary::Shr)), args } => {
+            let t = program.dtype(*dst);
+            let once = uses[dst.0 as usize] == 1 && masked[dst.0 as usize];
+            let logical = *op == Binary::Shl || !t.scalar.is_signed();
+            let n = constant(&args[1])? as u32 & (t.scalar.bits() - 1);
+            (packed(t) && once && logical).then(|| (*dst, lane_mask(*op, t.scalar, n)))
+        }
+        _ => None,
+    };
+    program.code.iter().filter_map(shift).collect()
+}

@@ -1,0 +1,102 @@
+//! What the PTX target emits, without a GPU: through NVIDIA's assembler, and run by an emulator against the interpreter.
+
+mod emulator;
+
+use compiler::codegen::ptx::{Ptx, dynamic_shared};
+use compiler::codegen::{Code, Target};
+use compiler::interp;
+use compiler::linear::Linear;
+use compiler::rng::Rng;
+use compiler::testing::{self, cases};
+use std::process::{Command, Stdio};
+
+fn emit(sm: u32, program: &Linear) -> String {
+    match Ptx::new(sm).emit(program) {
+        Code::Text(text) => text,
+        Code::Machine(_) => panic!("PTX is text"),
+    }
+}
+
+/// The buffers as the emulator leaves them.
+fn emulate(p: &Linear, buffers: &[Vec<u8>], symbols: &[i64]) -> Vec<Vec<u8>> {
+    let mut buffers = buffers.to_vec();
+    let shared = p.locals.iter().map(|l| (l.dtype.bytes() * l.len).next_multiple_of(16)).sum();
+    emulator::run(&emit(80, p), p.grid.eval(symbols), p.threads, shared, &mut buffers, symbols);
+    buffers
+}
+
+#[test]
+fn every_case_runs_as_interpreted() {
+    let mut wrong = vec![];
+    for case in cases::all(32) {
+        let mut want = case.buffers.clone();
+        interp::linear::run(&case.program, &mut want, &case.symbols);
+        let got = emulate(&case.program, &case.buffers, &case.symbols);
+        if let Err(why) = case.compare(&want, &got) {
+            wrong.push(format!("{}: {why}", case.program.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn random_programs_run_as_interpreted() {
+    for seed in 0..500 {
+        let (program, buffers, symbols) = testing::random_program(&mut Rng::new(seed), &testing::GPU, 30);
+        let differs = |p: &Linear| {
+            let want = testing::expected(p, &buffers, &symbols)?;
+            testing::difference(p, &want, &emulate(p, &buffers, &symbols))
+        };
+        if differs(&program).is_some() {
+            let small = testing::shrink(&program, |p| differs(p).is_some());
+            panic!("seed {seed}: {}\n{small}\n{}", differs(&small).unwrap(), emit(80, &small));
+        }
+    }
+}
+
+/// Kernels in one call of the assembler, which takes most of its time to start.
+const BATCH: usize = 200;
+
+fn assemble(sm: u32, name: &str, text: &str) {
+    let file = std::env::temp_dir().join(format!("glimmer-{}-{sm}-{name}.ptx", std::process::id()));
+    std::fs::write(&file, text).unwrap();
+    let mut ptxas = Command::new("ptxas");
+    ptxas.arg(format!("-arch=sm_{sm}")).args(["-O1", "-o", "/dev/null"]).arg(&file);
+    let output = ptxas.output().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn everything_assembles() {
+    if Command::new("ptxas").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("skipped: no ptxas on PATH");
+        return;
+    }
+    for sm in [80, 90] {
+        let (mut batch, mut count) = (String::new(), 0);
+        let random = (0..300).map(|seed| testing::random_program(&mut Rng::new(seed), &testing::GPU, 30).0);
+        let all = cases::all(128).into_iter().map(|c| c.program).chain(random);
+        for (i, mut program) in all.enumerate() {
+            program.name = format!("{}_{i}", program.name);
+            let text = emit(sm, &program);
+            if dynamic_shared(&program) > 0 {
+                assemble(sm, &program.name, &text);
+                continue;
+            }
+            let (header, entry) = text.split_at(text.find(".visible").unwrap());
+            if batch.is_empty() {
+                batch = header.into();
+            }
+            batch += entry;
+            count += 1;
+            if count % BATCH == 0 {
+                assemble(sm, &count.to_string(), &std::mem::take(&mut batch));
+            }
+        }
+        if !batch.is_empty() {
+            assemble(sm, "rest", &batch);
+        }
+        eprintln!("sm_{sm}: {count} kernels assembled");
+    }
+}

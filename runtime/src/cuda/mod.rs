@@ -1,0 +1,239 @@
+//! An NVIDIA GPU as a device: PTX that the driver assembles, run as a graph.
+//!
+//! In: text of the PTX target. Out: buffers in the GPU's memory; steps run behind the caller. A prepared plan is one
+//! graph. The symbol values lie in a small buffer that is written before a step, so the graph stays as it is from step
+//! to step; only a kernel whose grid depends on the symbols is changed in it, and only when its grid changes.
+
+mod driver;
+
+use crate::buffer::{Buffer, Slice};
+use crate::device::{Device, Error, Prepared, Program};
+use crate::plan::{Launch, Plan};
+use compiler::codegen::ptx::{Ptx, dynamic_shared};
+use compiler::codegen::{Code, Target};
+use compiler::linear::Linear;
+use driver::{Call, Context, Graph, Kernel, Memory};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the generated code takes for granted of a buffer's start.
+const ALIGN: u64 = 16;
+
+pub struct CudaDevice {
+    context: Arc<Context>,
+    target: Ptx,
+    name: String,
+    multiprocessors: u32,
+    l2_bytes: usize,
+}
+
+/// A plan as a graph.
+struct State {
+    graph: Graph,
+    /// Every launch's parameters: buffers and the place of its symbols.
+    args: Vec<Vec<u64>>,
+    /// The grids that the graph has now.
+    grids: Vec<u32>,
+    /// Which of the plan's symbols lie where in `memory`.
+    layout: Vec<usize>,
+    /// What `memory` holds: the value of each entry of `layout`.
+    values: Vec<i64>,
+    memory: Memory,
+}
+
+impl CudaDevice {
+    /// The `ordinal`-th GPU of this machine.
+    pub fn new(ordinal: usize) -> Result<CudaDevice, Error> {
+        let context = Context::open(ordinal)?;
+        let sm = context.sm()?;
+        if sm < 80 {
+            return Err(Error::Unsupported {
+                device: context.device_name()?,
+                why: format!("its compute capability is {}.{}, and 8.0 is needed", sm / 10, sm % 10),
+                instead: "use the CPU".into(),
+            });
+        }
+        let (multiprocessors, l2_bytes) = (context.multiprocessors()?, context.l2_bytes()?);
+        let target = Ptx::new(sm);
+        let name = format!("{} ({multiprocessors} SMs, {})", context.device_name()?, target.name());
+        Ok(CudaDevice { context, target, name, multiprocessors, l2_bytes })
+    }
+
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+    pub fn l2_bytes(&self) -> usize {
+        self.l2_bytes
+    }
+    /// Free and total bytes of its memory.
+    pub fn memory(&self) -> Result<(usize, usize), Error> {
+        self.context.memory()
+    }
+    /// Far more than the cache holds, yet at most half of the free memory.
+    pub fn working_set(&self) -> Result<usize, Error> {
+        Ok((4 << 30).max(16 * self.l2_bytes).min(self.memory()?.0 / 2))
+    }
+
+    /// That the slice's buffer is of this GPU.
+    fn own(&self, slice: &Slice) -> Result<(), Error> {
+        let memory = slice.buffer().memory::<Memory>()?;
+        if Arc::ptr_eq(memory.context(), &self.context) {
+            return Ok(());
+        }
+        Err(Error::Foreign { what: format!("{:?}", slice.buffer()) })
+    }
+
+    fn kernel<'a>(&self, launch: &'a Launch) -> Result<&'a Kernel, Error> {
+        let kernel = launch.program().code::<Kernel>()?;
+        if Arc::ptr_eq(kernel.context(), &self.context) {
+            return Ok(kernel);
+        }
+        Err(Error::Foreign { what: format!("program {}", launch.program().name()) })
+    }
+
+    /// Writes the symbol values if they changed, and gives every launch with its grid to `go`.
+    fn step<R>(
+        &self,
+        prepared: &mut Prepared,
+        symbols: &[i64],
+        go: impl FnOnce(&mut State, &[Call]) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let (plan, state) = prepared.step::<State>(symbols)?;
+        let values: Vec<i64> = state.layout.iter().map(|&s| symbols[s]).collect();
+        if values != state.values {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            // SAFETY: `memory` was allocated for as many values.
+            unsafe { self.context.upload(state.memory.address(), &bytes)? };
+            state.values = values;
+        }
+        let args = std::mem::take(&mut state.args);
+        let calls: Result<Vec<_>, _> = plan
+            .launches()
+            .iter()
+            .zip(&args)
+            .map(|(launch, args)| {
+                let own: Vec<i64> = launch.symbols(symbols).collect();
+                Ok(Call { kernel: self.kernel(launch)?, grid: grid(launch, &own)?, args })
+            })
+            .collect();
+        let result = calls.and_then(|calls| go(state, &calls));
+        state.args = args;
+        result
+    }
+}
+
+fn grid(launch: &Launch, symbols: &[i64]) -> Result<u32, Error> {
+    let grid = launch.program().grid(symbols);
+    if grid <= i32::MAX as u64 {
+        return Ok(grid as u32);
+    }
+    let (what, why) =
+        (format!("starting {}", launch.program().name()), format!("{grid} blocks are too many"));
+    Err(Error::System { what, why })
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn target(&self) -> &dyn Target {
+        &self.target
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
+        let memory = self.context.alloc(bytes)?;
+        Ok(Buffer::new(memory.address(), bytes, memory))
+    }
+
+    fn write(&self, to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.own(to)?;
+        let address = to.locate(offset, bytes.len())?;
+        // SAFETY: `locate` keeps the range inside the buffer, which `own` says is of this context.
+        unsafe { self.context.upload(address, bytes) }
+    }
+
+    fn read(&self, from: &Slice, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        self.own(from)?;
+        let address = from.locate(offset, bytes.len())?;
+        // SAFETY: as in `write`.
+        unsafe { self.context.download(address, bytes) }
+    }
+
+    fn load(&self, linear: Linear, code: Code) -> Result<Program, Error> {
+        let Code::Text(ptx) = code else {
+            let why = "an NVIDIA GPU runs PTX, not machine code".into();
+            return Err(Error::Code { program: linear.name, why });
+        };
+        let kernel = Kernel::load(&self.context, &linear.name, ptx, linear.threads, dynamic_shared(&linear))?;
+        Ok(Program::new(linear, kernel))
+    }
+
+    fn prepare(&self, plan: Plan) -> Result<Prepared, Error> {
+        let every: Vec<i64> = (0..plan.symbols().len() as i64).collect();
+        // Launches that take the same symbols share one copy of them.
+        let mut lists: Vec<(Vec<i64>, usize)> = vec![];
+        let mut layout: Vec<usize> = vec![];
+        let mut starts = vec![];
+        for launch in plan.launches() {
+            let list: Vec<i64> = launch.symbols(&every).collect();
+            let known = lists.iter().find(|(l, _)| *l == list).map(|(_, at)| *at);
+            starts.push(known.unwrap_or_else(|| {
+                let at = layout.len();
+                layout.extend(list.iter().map(|&s| s as usize));
+                lists.push((list, at));
+                at
+            }));
+        }
+        let memory = self.context.alloc(8 * layout.len())?;
+        let mut args = vec![];
+        for (launch, start) in plan.launches().iter().zip(starts) {
+            for (i, slice) in launch.args().iter().enumerate() {
+                self.own(slice)?;
+                if slice.address() % ALIGN != 0 {
+                    let what = format!("buffer {i} of program {}", launch.program().name());
+                    let why = format!(
+                        "starts at byte {}; on a GPU it must be a multiple of {ALIGN}",
+                        slice.offset()
+                    );
+                    return Err(Error::System { what, why });
+                }
+            }
+            let symbols = memory.address() + 8 * start as u64;
+            args.push(launch.args().iter().map(Slice::address).chain([symbols]).collect::<Vec<_>>());
+        }
+        // Every grid is set before the first step; until then any will do.
+        let calls: Result<Vec<_>, Error> = plan
+            .launches()
+            .iter()
+            .zip(&args)
+            .map(|(launch, args)| Ok(Call { kernel: self.kernel(launch)?, grid: 1, args }))
+            .collect();
+        // SAFETY: `load` trusts the code, and `Prepared` keeps the programs, their buffers and the symbols alive.
+        let graph = unsafe { Graph::new(&self.context, &calls?)? };
+        let grids = vec![1; args.len()];
+        Ok(Prepared::new(plan, State { graph, args, grids, layout, values: vec![], memory }))
+    }
+
+    fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error> {
+        self.step(prepared, symbols, |state, calls| {
+            for (i, call) in calls.iter().enumerate() {
+                if state.grids[i] != call.grid {
+                    state.graph.set_grid(i, call)?;
+                    state.grids[i] = call.grid;
+                }
+            }
+            state.graph.launch()
+        })
+    }
+
+    fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error> {
+        self.step(prepared, symbols, |_, calls| {
+            // Events in the graph itself: the time between kernels does not depend on how fast they are submitted.
+            // SAFETY: as in `prepare`.
+            let (graph, events) = unsafe { Graph::timed(&self.context, calls)? };
+            graph.launch()?;
+            self.context.synchronize()?;
+            events.windows(2).map(|w| w[1].since(&w[0])).collect()
+        })
+    }
+}
