@@ -43,7 +43,8 @@ pub fn random_graph<'g>(g: &'g Graph, rng: &mut Rng, steps: usize) -> Sample<'g>
         env.symbols.insert(name.into(), rng.range(bounds.0, bounds.1));
     }
     let mut b = Builder { g, rng, env, pool: vec![], outputs: vec![], errors: Errors::default() };
-    b.input();
+    let first = b.input();
+    b.pool.push(first);
     let mut made = 0;
     while made < steps {
         if let Some(t) = b.step().filter(|t| b.fits(*t)) {
