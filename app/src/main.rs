@@ -1,1 +1,26 @@
-fn main() {}
+//! The program: flags in, results on standard output, messages on standard error.
+
+mod args;
+mod bench;
+mod check;
+mod device;
+mod dump;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    let result = match &args.command {
+        args::Command::Bench(b) => bench::run(b),
+        args::Command::Check(c) => check::run(c),
+        args::Command::Dump(d) => dump::run(d),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("glimmer: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! linear program like any other, so it gets the huge pages, the vector width and the threads that kernels get, and a
 //! prefetch 4 KiB ahead.
 
+use crate::buffer::Buffer;
 use crate::device::{Device, Error, Prepared, Program};
 use crate::machine;
 use crate::plan::Plan;
@@ -42,34 +43,58 @@ pub fn working_set() -> usize {
     wanted.min(machine::free_memory().map_or(wanted, |free| free / 3))
 }
 
+/// As f16, bf16 and f32 a small positive number; as quants neither all alike nor all different.
+const PATTERN: i64 = 0x2a35_1c27;
+
 /// Threads of a block where a block has more than one: enough to keep a GPU's memory busy.
 const THREADS: u32 = 256;
 
+/// Memory that was written once, and the loop that reads it.
+pub struct Reader {
+    read: Prepared,
+    data: Buffer,
+}
+
+impl Reader {
+    /// Over `bytes`, rounded up to whole blocks.
+    pub fn new(device: &dyn Device, bytes: usize) -> Result<Reader, Error> {
+        let blocks = bytes.div_ceil(BLOCK).max(1);
+        let data = device.alloc(blocks * BLOCK)?;
+        let caps = device.target().caps();
+        let shape = Shape { lanes: caps.vector_bytes / 4, threads: if caps.lanes > 1 { THREADS } else { 1 } };
+        let sums = device.alloc(blocks * shape.threads as usize * 4)?;
+        let prepare = |program: Linear| -> Result<Prepared, Error> {
+            let code = device.target().emit(&program);
+            let program: Program = device.load(program, code)?;
+            let mut plan = Plan::new([""; 0]);
+            plan.push(&program, vec![data.whole(), sums.whole()])?;
+            device.prepare(plan)
+        };
+        // Memory that was never written is one page of zeros, read from the cache.
+        device.run(&mut prepare(fill(blocks, shape))?, &[])?;
+        let mut read = prepare(sum(blocks, shape))?;
+        device.run(&mut read, &[])?;
+        Ok(Reader { read, data })
+    }
+
+    /// The memory that is read: small positive numbers in every format that has them, to be used as weights.
+    pub fn data(&self) -> &Buffer {
+        &self.data
+    }
+
+    /// GB/s of one pass.
+    pub fn pass(&mut self, device: &dyn Device) -> Result<f64, Error> {
+        let seconds = device.time(&mut self.read, &[])?[0].as_secs_f64();
+        Ok(self.data.len() as f64 / seconds / 1e9)
+    }
+}
+
 /// Reads `bytes` (rounded up to whole blocks) `passes` times.
 pub fn measure(device: &dyn Device, bytes: usize, passes: usize) -> Result<Bandwidth, Error> {
-    let blocks = bytes.div_ceil(BLOCK).max(1);
-    let data = device.alloc(blocks * BLOCK)?;
-    let caps = device.target().caps();
-    let shape = Shape { lanes: caps.vector_bytes / 4, threads: if caps.lanes > 1 { THREADS } else { 1 } };
-    let sums = device.alloc(blocks * shape.threads as usize * 4)?;
-    let prepare = |program: Linear| -> Result<Prepared, Error> {
-        let code = device.target().emit(&program);
-        let program: Program = device.load(program, code)?;
-        let mut plan = Plan::new([""; 0]);
-        plan.push(&program, vec![data.whole(), sums.whole()])?;
-        device.prepare(plan)
-    };
-    // Memory that was never written is one page of zeros, read from the cache.
-    device.run(&mut prepare(fill(blocks, shape))?, &[])?;
-    let mut read = prepare(sum(blocks, shape))?;
-    device.run(&mut read, &[])?;
-    let mut speeds = vec![];
-    for _ in 0..passes.max(1) {
-        let seconds = device.time(&mut read, &[])?[0].as_secs_f64();
-        speeds.push((blocks * BLOCK) as f64 / seconds / 1e9);
-    }
-    speeds.sort_by(f64::total_cmp);
-    Ok(Bandwidth { passes: speeds })
+    let mut reader = Reader::new(device, bytes)?;
+    let mut passes = (0..passes.max(1)).map(|_| reader.pass(device)).collect::<Result<Vec<_>, _>>()?;
+    passes.sort_by(f64::total_cmp);
+    Ok(Bandwidth { passes })
 }
 
 /// What a block reads at a time: a vector in each of its threads.
@@ -118,10 +143,10 @@ fn advance(p: &mut Linear, first: Reg, round: Reg, step: i64) -> Reg {
     p.op(DType::I64, Op::Binary(Binary::Add), &[first, done])
 }
 
-/// Writes 1 to every element.
+/// Writes the pattern to every element.
 fn fill(blocks: usize, shape: Shape) -> Linear {
     let (mut p, first, rounds) = start("fill", blocks, 0, shape, 1);
-    let value = constant(&mut p, Scalar::I32.vec(shape.lanes), 1);
+    let value = constant(&mut p, Scalar::I32.vec(shape.lanes), PATTERN);
     let round = p.reg(DType::I64);
     p.code.push(Inst::Loop { var: round, extent: rounds, carried: vec![] });
     let index = advance(&mut p, first, round, shape.elements() as i64);

@@ -5,6 +5,7 @@
 pub mod bandwidth;
 pub mod buffer;
 pub mod cache;
+pub mod check;
 pub mod cpu;
 pub mod cuda;
 pub mod device;

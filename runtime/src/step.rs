@@ -78,6 +78,28 @@ impl Step {
         Ok(Step { prepared: device.prepare(plan)?, outputs, kernels })
     }
 
+    /// One kernel by itself, for a search to time; what it writes and was not given is allocated.
+    pub fn of_kernel(
+        device: &dyn Device,
+        g: &Graph,
+        kernel: &Kernel,
+        inputs: &HashMap<u32, Slice>,
+        opts: &[Opt],
+    ) -> Result<Step, Error> {
+        let program = load(device, kernel, opts)?;
+        let mut plan = Plan::new(g.symbols().into_iter().map(|s| s.name));
+        let mut args = vec![];
+        for (b, _) in kernel.buffers() {
+            args.push(match inputs.get(&slot(b)) {
+                Some(slice) => slice.clone(),
+                None => device.alloc(buffer_bytes(b).max(1))?.whole(),
+            });
+        }
+        plan.push(&program, args)?;
+        let kernels = vec![Compiled { program, schedule: opts.to_vec() }];
+        Ok(Step { prepared: device.prepare(plan)?, outputs: vec![], kernels })
+    }
+
     /// Where the results lie, in the order in which they were asked for.
     pub fn outputs(&self) -> &[Slice] {
         &self.outputs

@@ -85,10 +85,6 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         }
         l.stage(s, i, stores, only);
     }
-    // The next row overwrites what this one keeps in local memory.
-    if !rows.is_empty() && stages.len() > 1 && l.out.threads > 1 {
-        l.push(Inst::Barrier);
-    }
     for _ in &rows {
         l.close(vec![]);
     }
@@ -450,8 +446,9 @@ impl<'g> Linearizer<'g> {
             return dst;
         }
         let mem = Mem::Local(self.out.locals.len() as u32);
-        // Idle threads look as far ahead as the others; what they find there is not used.
-        let len = (self.out.threads as i64 + (n - 1) * stride) as usize * t.lanes as usize;
+        // Threads that this stage has no work for do as others do, in a group that may lack members.
+        let used: i64 = self.threads.iter().map(size).product();
+        let len = (self.out.threads as usize).next_multiple_of(used as usize) * t.lanes as usize;
         self.out.locals.push(Local { dtype: t.with_lanes(1), len });
         let lanes = self.int(t.lanes as i64);
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);

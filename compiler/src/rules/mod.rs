@@ -31,18 +31,13 @@ pub const SIMPLIFY: &[&[Rule]] = &[
     index::INDEX_CASTS,
 ];
 
-/// What [`reduce`] applies.
-pub const REDUCE: &[&[Rule]] = &[fold::BITS, strength::SHIFTS, strength::STRENGTH];
-
 /// The same values in normal form.
 pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
     rewrite(SIMPLIFY, roots)
 }
 
 /// The same values in cheaper instructions, after the last [`simplify`].
-pub fn reduce<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
-    rewrite(REDUCE, roots)
-}
+pub const REDUCE: &[&[Rule]] = &[fold::BITS, strength::SHIFTS, strength::STRENGTH];
 
 /// One expression in normal form.
 pub fn simplify1(e: Ex) -> Ex {

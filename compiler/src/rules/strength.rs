@@ -42,14 +42,15 @@ fn fits(s: Scalar, a: i64, b: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{check, reduce, simplify1};
+    use super::super::{REDUCE, check, simplify1};
+    use crate::rewrite::rewrite;
     use super::*;
     use crate::dtype::DType;
     use crate::graph::{Ex, Graph, Kind, Op};
     use crate::text;
 
     fn reduced(e: Ex) -> Ex {
-        reduce(&[simplify1(e)])[0]
+        rewrite(REDUCE, &[simplify1(e)])[0]
     }
 
     #[test]

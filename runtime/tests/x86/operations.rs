@@ -183,6 +183,29 @@ fn binary_with_constants() {
     });
 }
 
+/// All lanes by one scalar, which is computed and not in its type's range before it is cut.
+#[test]
+fn uniform_shifts() {
+    each(|target, rng| {
+        for op in [Binary::Shl, Binary::Shr] {
+            for s in Scalar::ALL.into_iter().filter(|s| s.is_int()) {
+                let mut t = Test::new(&format!("uniform_{op:?}_{s}"));
+                let (x, by) = (t.input(s, || any(rng, s)), t.input(s, || any(rng, s)));
+                for n in lanes(target, s.bytes()) {
+                    for how in [Op::Spread, Op::Repeat] {
+                        let (v, count) = (t.load(s.vec(n), x), t.load(s.into(), by));
+                        let count = t.op(s.into(), Op::Binary(Binary::Add), &[count, count]);
+                        let count = t.op(s.vec(n), how, &[count]);
+                        let r = t.op(s.vec(n), Op::Binary(op), &[v, count]);
+                        t.store(r);
+                    }
+                }
+                t.check(target);
+            }
+        }
+    });
+}
+
 /// A byte shift and the mask after it are one operation.
 #[test]
 fn masked_shifts() {

@@ -64,26 +64,26 @@ impl Lower<'_> {
                     Some(a) => self.load_vector(2, a),
                     None => {
                         let v = self.reg(x);
-                        self.to_vector(from, v)
+                        self.first_lane(from, v)
                     }
                 };
                 self.vector_cast(from, F32, 4, Arg::Use(low, Size::X))
             }
             (F16 | BF16, _) => {
                 let v = self.reg(x);
-                let low = self.to_vector(from, v);
+                let low = self.first_lane(from, v);
                 let wide = self.vector_cast(from, F32, 4, Arg::Use(low, Size::X));
-                self.from_float(to, wide)
+                self.float_to(to, wide)
             }
             (F32, _) => {
                 let v = self.reg(x);
-                self.from_float(to, v)
+                self.float_to(to, v)
             }
             (_, F32 | F16 | BF16) => {
                 let (v, zero) = (self.reg(x), self.zero());
                 let args = [Arg::Use(zero, Size::X), Arg::Use(v, Size::B8)];
                 let f = self.vec_def(M::Vcvtsi2ss, Size::X, &args);
-                if to == F32 { f } else { self.from_float(to, f) }
+                if to == F32 { f } else { self.float_to(to, f) }
             }
             _ => {
                 let ((lo, hi), (from_lo, from_hi)) = (to.int_range(), from.int_range());
@@ -99,7 +99,7 @@ impl Lower<'_> {
     }
 
     /// An f32 scalar as another type's scalar.
-    fn from_float(&mut self, to: Scalar, v: VReg) -> VReg {
+    fn float_to(&mut self, to: Scalar, v: VReg) -> VReg {
         match to {
             Scalar::Bool => {
                 let zero = self.zero();
@@ -317,7 +317,7 @@ impl Lower<'_> {
                 let raw = self.int_def(M::Vmovd, Size::B4, &[Arg::Use(v, Size::X)]);
                 if to == Scalar::I32 { self.wrap(to, raw) } else { raw }
             }
-            (from, Scalar::F32) => self.to_vector(from, v),
+            (from, Scalar::F32) => self.first_lane(from, v),
             (_, to) => self.wrap(to, v),
         }
     }

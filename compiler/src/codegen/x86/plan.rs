@@ -40,6 +40,8 @@ pub struct Plan<'a> {
     pub folded: Vec<Option<Folded>>,
     /// Instructions merged into their only reader: a byte shift into an `And`, a comparison into a `Where`.
     pub absorbed: Vec<bool>,
+    /// Whether something reads more than the low bits of a scalar, so that they must be extended.
+    pub extended: Vec<bool>,
     /// Most vector values alive at once.
     pub pressure: usize,
 }
@@ -57,6 +59,7 @@ impl<'a> Plan<'a> {
             emitted: vec![true; n],
             folded: vec![None; n],
             absorbed: vec![false; n],
+            extended: vec![false; p.regs.len()],
             pressure: 0,
         };
         let (mut block, mut span) = (0, 0);
@@ -70,6 +73,15 @@ impl<'a> Plan<'a> {
             }
             inst.defs().iter().for_each(|r| plan.def[r.0 as usize] = i);
             inst.uses().iter().for_each(|r| plan.uses[r.0 as usize] += 1);
+            let low_bits = match inst {
+                Inst::Op { dst, op: Op::Spread | Op::Repeat, args } if p.dtype(*dst).lanes > 1 => {
+                    Some(args[0])
+                }
+                Inst::Store { value, .. } => Some(*value),
+                _ => None,
+            };
+            let full = inst.uses().into_iter().filter(|r| Some(*r) != low_bits);
+            full.for_each(|r| plan.extended[r.0 as usize] = true);
         }
         plan.merge();
         plan.pressure = plan.measure_pressure();
@@ -117,6 +129,11 @@ impl<'a> Plan<'a> {
                 let place = self.place(&self.p.code[f.load]).expect("a load has a place");
                 need.extend(place.index.map(|x| x.0));
             }
+            if let Inst::Op { op: Op::Binary(b), args, .. } = inst
+                && let Some(count) = self.uniform_count(*b, args)
+            {
+                need[1] = count;
+            }
             if let Some(r) = self.absorbs(i) {
                 self.absorbed[self.def[r.0 as usize]] = true;
                 need.retain(|x| *x != r);
@@ -126,8 +143,9 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Whether one instruction reads `r`. A loop's own step also reads its variable.
     pub fn only_use(&self, r: Reg) -> bool {
-        self.uses[r.0 as usize] == 1
+        self.uses[r.0 as usize] == 1 && !matches!(self.def_of(r), Inst::Loop { var, .. } if *var == r)
     }
 
     fn only_use_in(&self, r: Reg, block: &[u32], at: usize) -> bool {
@@ -179,6 +197,8 @@ impl<'a> Plan<'a> {
                     .flatten()
             }
             Op::Dot4 if t.bytes() >= 16 && self.features.dot4() => operand(2),
+            // One `vpmaddubsw`, see selection; it has no embedded broadcast.
+            Op::Dot4 if t.bytes() >= 16 && self.u8_max(args[1]) < 128 => direct(2),
             Op::Binary(b) if !b.is_compare() && (t == DType::F32 || t.lanes > 1 && t.bytes() >= 16) => {
                 use Binary::*;
                 let element = t.scalar.bytes();
@@ -218,6 +238,18 @@ impl<'a> Plan<'a> {
             }
             _ => None,
         }
+    }
+
+    /// The scalar by which all lanes of a vector are shifted.
+    pub fn uniform_count(&self, op: Binary, args: &[Reg]) -> Option<Reg> {
+        let t = self.p.dtype(args[0]);
+        let shift =
+            op == Binary::Shl || op == Binary::Shr && (t.scalar != Scalar::I64 || self.features.avx512);
+        if t.lanes == 1 || !shift || self.constant(args[1]).is_some() {
+            return None;
+        }
+        let (Op::Spread | Op::Repeat, from) = self.op_of(args[1])? else { return None };
+        (self.p.dtype(from[0]).lanes == 1).then_some(from[0])
     }
 
     /// `(x shift const) & const` on byte vectors: which register the shift is.

@@ -59,10 +59,11 @@ impl Lower<'_> {
     pub fn scalar_binary(
         &mut self,
         op: Binary,
-        s: Scalar,
+        dst: Reg,
         args: &[Reg],
         memory: Option<(usize, Address)>,
     ) -> VReg {
+        let s = self.p.dtype(args[0]).scalar;
         if s == Scalar::F32 {
             return self.float_binary(op, args, memory);
         }
@@ -136,7 +137,7 @@ impl Lower<'_> {
                 d
             }
         };
-        self.wrap(s, d)
+        if self.plan.extended[dst.0 as usize] { self.wrap(s, d) } else { d }
     }
 
     /// Compares integers; gives the condition that then holds in the flags.

@@ -88,12 +88,7 @@ impl Lower<'_> {
             return self.vec_def(M::Vbroadcastss, size, &[Arg::Use(v, Size::X)]);
         }
         if source.lanes == 1 {
-            let wide = if bytes == 8 { Size::B8 } else { Size::B4 };
-            if self.features.avx512 {
-                return self.vec_def(broadcast(bytes), size, &[Arg::Use(v, wide)]);
-            }
-            let low = self.to_vector(source.scalar, v);
-            return self.vec_def(broadcast(bytes), size, &[Arg::Use(low, Size::X)]);
+            return self.splat_int(bytes, size, v);
         }
         match (bytes, self.features.avx512) {
             (16 | 32, true) => {
@@ -106,8 +101,18 @@ impl Lower<'_> {
         }
     }
 
+    /// The low bytes of a general register in every lane.
+    pub fn splat_int(&mut self, bytes: usize, size: Size, v: VReg) -> VReg {
+        let (m, from) = if bytes == 8 { (M::Vmovq, Size::B8) } else { (M::Vmovd, Size::B4) };
+        if self.features.avx512 {
+            return self.vec_def(broadcast(bytes), size, &[Arg::Use(v, from)]);
+        }
+        let low = self.vec_def(m, Size::X, &[Arg::Use(v, from)]);
+        self.vec_def(broadcast(bytes), size, &[Arg::Use(low, Size::X)])
+    }
+
     /// A general register's value as the first lane of a vector.
-    pub fn to_vector(&mut self, s: Scalar, v: VReg) -> VReg {
+    pub fn first_lane(&mut self, s: Scalar, v: VReg) -> VReg {
         match s.bytes() {
             8 => self.vec_def(M::Vmovq, Size::X, &[Arg::Use(v, Size::B8)]),
             _ => self.vec_def(M::Vmovd, Size::X, &[Arg::Use(v, Size::B4)]),
@@ -214,7 +219,7 @@ impl Lower<'_> {
         for part in 0..t.lanes as usize / per_part {
             let mut v = lane(self, part * per_part);
             if s != Scalar::F32 {
-                v = self.to_vector(s, v);
+                v = self.first_lane(s, v);
             }
             for n in 1..per_part {
                 let x = lane(self, part * per_part + n);

@@ -100,7 +100,46 @@ linear q4_0 grid 4 threads 1
 
 #[test]
 fn q4_0_inner_loop() {
-    insta::assert_snapshot!(inner_loop(VNNI, Q4_0), @"");
+    insta::assert_snapshot!(inner_loop(VNNI, Q4_0), @r"
+    L2:
+      lea rdi, [rbx+rbp]
+      imul r12, rdi, 100h
+      imul r14, rbp, 20h
+      imul r13, rdi, 10h
+      vpbroadcastd zmm5, [r15+rbp*4]
+      vmovups zmm0, [r9+r12]
+      vpandd zmm1, zmm0, zmm19
+      vpdpbusd zmm5, zmm1, [r11+r14]{1to16}
+      vpsrlw zmm0, zmm0, 4
+      vpandd zmm0, zmm0, zmm19
+      vpdpbusd zmm5, zmm0, [r11+r14+10h]{1to16}
+      vmovups zmm0, [r9+r12+40h]
+      vpandd zmm1, zmm0, zmm19
+      vpdpbusd zmm5, zmm1, [r11+r14+4]{1to16}
+      vpsrlw zmm1, zmm0, 4
+      vpandd zmm3, zmm1, zmm19
+      vpdpbusd zmm5, zmm3, [r11+r14+14h]{1to16}
+      vmovups zmm7, [r9+r12+80h]
+      vpandd zmm9, zmm7, zmm19
+      vpdpbusd zmm5, zmm9, [r11+r14+8]{1to16}
+      vpsrlw zmm13, zmm7, 4
+      vpandd zmm15, zmm13, zmm19
+      vpdpbusd zmm5, zmm15, [r11+r14+18h]{1to16}
+      vmovups zmm20, [r9+r12+0C0h]
+      vpandd zmm21, zmm20, zmm19
+      vpdpbusd zmm5, zmm21, [r11+r14+0Ch]{1to16}
+      vpsrlw zmm25, zmm20, 4
+      vpandd zmm27, zmm25, zmm19
+      vpdpbusd zmm5, zmm27, [r11+r14+1Ch]{1to16}
+      vcvtdq2ps zmm31, zmm5
+      vcvtph2ps zmm0, [rax+r13*2]
+      vmulps zmm0, zmm0, [r8+rbp*4]{1to16}
+      vfmadd231ps zmm2, zmm31, zmm0
+      prefetcht0 [r9+r12+1000h]
+      add rbp, 1
+      cmp rbp, rsi
+      jl L2
+    ");
 }
 
 /// Half of an AVX2 row of bytes below 16: the saturating product is exact.
@@ -127,5 +166,15 @@ linear bytes grid 1 threads 1
 
 #[test]
 fn dot_of_small_bytes_without_vnni() {
-    insta::assert_snapshot!(inner_loop(Features::default(), BYTES), @"");
+    insta::assert_snapshot!(inner_loop(Features::default(), BYTES), @r"
+    L2:
+      imul rdi, rax, 20h
+      vpand ymm1, ymm15, [r8+rdi]
+      vpmaddubsw ymm1, ymm1, [r9+rdi]
+      vpmaddwd ymm1, ymm1, ymm13
+      vpaddd ymm0, ymm1, ymm0
+      add rax, 1
+      cmp rax, rsi
+      jl L2
+    ");
 }

@@ -33,7 +33,7 @@ impl Lower<'_> {
                     _ => self.vector_unary(u, t.scalar, Size::vector(t.bytes()), x),
                 }
             }
-            Op::Binary(b) => self.binary(at, b, self.p.dtype(args[0]), args),
+            Op::Binary(b) => self.binary(at, b, dst, args),
             Op::Fma => self.fma(at, t, args),
             Op::Where => self.select(t, args),
             Op::Cast => self.cast(at, t, args[0]),
@@ -102,10 +102,11 @@ impl Lower<'_> {
         Arg::Use(self.reg(r), Size::vector(t.bytes()))
     }
 
-    fn binary(&mut self, at: usize, op: Binary, t: DType, args: &[Reg]) -> VReg {
+    fn binary(&mut self, at: usize, op: Binary, dst: Reg, args: &[Reg]) -> VReg {
+        let t = self.p.dtype(args[0]);
         let memory = self.folded_address(at);
         if t.lanes == 1 {
-            return self.scalar_binary(op, t.scalar, args, memory);
+            return self.scalar_binary(op, dst, args, memory);
         }
         if t.scalar == Scalar::Bool {
             let a = self.reg(args[0]);
@@ -119,8 +120,11 @@ impl Lower<'_> {
         let size = Size::vector(t.bytes());
         if matches!(op, Binary::Shl | Binary::Shr) {
             let a = self.reg(args[0]);
-            return match self.plan.constant(args[1]) {
-                Some(by) => self.shift_constant(op, t.scalar, size, a, by.0 as u32 & (t.scalar.bits() - 1)),
+            if let Some(by) = self.plan.constant(args[1]) {
+                return self.shift_constant(op, t.scalar, size, a, by.0 as u32 & (t.scalar.bits() - 1));
+            }
+            return match self.plan.uniform_count(op, args) {
+                Some(by) => self.shift_uniform(op, t, a, by),
                 None => self.shift_variable(op, t, a, args[1]),
             };
         }
@@ -242,6 +246,14 @@ impl Lower<'_> {
         self.vec_def(m, size, &[Arg::Use(a, size), b])
     }
 
+    fn shift_mnemonic(op: Binary, s: Scalar) -> M {
+        match (op, s.is_signed()) {
+            (Binary::Shl, _) => by_size(s, [M::Vpsllw, M::Vpsllw, M::Vpslld, M::Vpsllq]),
+            (_, true) if s != Scalar::I8 => by_size(s, [M::Vpsrlw, M::Vpsraw, M::Vpsrad, M::Vpsraq]),
+            _ => by_size(s, [M::Vpsrlw, M::Vpsrlw, M::Vpsrld, M::Vpsrlq]),
+        }
+    }
+
     fn shift_constant(&mut self, op: Binary, s: Scalar, size: Size, a: VReg, by: u32) -> VReg {
         let (x, count) = (Arg::Use(a, size), Arg::Imm(by as i64));
         if by == 0 {
@@ -259,16 +271,68 @@ impl Lower<'_> {
                 self.vec_def(self.bitwise(Binary::Xor), size, &[Arg::Use(d, size), Arg::Use(sign, size)]);
             return self.vec_def(M::Vpsubb, size, &[Arg::Use(flipped, size), Arg::Use(sign, size)]);
         }
-        let m = match (op, s.is_signed()) {
-            (Binary::Shl, _) => by_size(s, [M::INVALID, M::Vpsllw, M::Vpslld, M::Vpsllq]),
-            (_, false) => by_size(s, [M::INVALID, M::Vpsrlw, M::Vpsrld, M::Vpsrlq]),
-            (_, true) if s == Scalar::I64 && !self.features.avx512 => {
-                let t = s.vec((size.bytes() / 8) as u16);
-                return self.per_lane(t, &[(a, t)], |l, x| l.int_tied(M::Sar, Size::B8, x[0], count));
-            }
-            (_, true) => by_size(s, [M::INVALID, M::Vpsraw, M::Vpsrad, M::Vpsraq]),
+        if op == Binary::Shr && s == Scalar::I64 && !self.features.avx512 {
+            let t = s.vec((size.bytes() / 8) as u16);
+            return self.per_lane(t, &[(a, t)], |l, x| l.int_tied(M::Sar, Size::B8, x[0], count));
+        }
+        self.vec_def(Self::shift_mnemonic(op, s), size, &[x, count])
+    }
+
+    /// Sign extension in every byte from the bit that `sign` has: `(d ^ sign) - sign`.
+    fn extend_bytes(&mut self, size: Size, d: VReg, sign: VReg) -> VReg {
+        let sign = Arg::Use(sign, size);
+        let flipped = self.vec_def(self.bitwise(Binary::Xor), size, &[Arg::Use(d, size), sign]);
+        self.vec_def(M::Vpsubb, size, &[Arg::Use(flipped, size), sign])
+    }
+
+    /// All lanes by the same scalar.
+    fn shift_uniform(&mut self, op: Binary, t: DType, a: VReg, by: Reg) -> VReg {
+        let (s, size) = (t.scalar, Size::vector(t.bytes()));
+        let by = self.reg(by);
+        let by = self.int_tied(M::And, Size::B4, by, Arg::Imm(s.bits() as i64 - 1));
+        let count = self.first_lane(Scalar::U32, by);
+        let d =
+            self.vec_def(Self::shift_mnemonic(op, s), size, &[Arg::Use(a, size), Arg::Use(count, Size::X)]);
+        if s.bytes() > 1 {
+            return d;
+        }
+        let byte = |l: &mut Self, v: i64| {
+            let v = l.imm(v);
+            let m = if op == Binary::Shl { M::Shlx } else { M::Shrx };
+            let v = l.int_def(m, Size::B4, &[Arg::Use(v, Size::B4), Arg::Use(by, Size::B4)]);
+            l.splat_int(1, size, v)
         };
-        self.vec_def(m, size, &[x, count])
+        let keep = byte(self, 0xff);
+        let d = self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(d, size), Arg::Use(keep, size)]);
+        if op == Binary::Shl || s == Scalar::U8 {
+            return d;
+        }
+        let sign = byte(self, 0x80);
+        self.extend_bytes(size, d, sign)
+    }
+
+    /// Every byte by its own count: even and odd ones apart, each in the upper half of a 16-bit lane (AVX-512).
+    fn shift_bytes(&mut self, op: Binary, s: Scalar, size: Size, a: VReg, by: VReg) -> VReg {
+        let m = match op {
+            Binary::Shl => M::Vpsllvw,
+            _ if s.is_signed() => M::Vpsravw,
+            _ => M::Vpsrlvw,
+        };
+        let v = |r| Arg::Use(r, size);
+        let eight = Arg::Imm(8);
+        let and = self.bitwise(Binary::And);
+        let seven = self.make_vector(splat(Scalar::U16, Bits(7)), size);
+        let upper = self.make_vector(splat(Scalar::U16, Bits(0xff00)), size);
+        let even_by = self.vec_def(and, size, &[v(by), v(seven)]);
+        let odd_by = self.vec_def(M::Vpsrlw, size, &[v(by), eight]);
+        let odd_by = self.vec_def(and, size, &[v(odd_by), v(seven)]);
+        let even = self.vec_def(M::Vpsllw, size, &[v(a), eight]);
+        let even = self.vec_def(m, size, &[v(even), v(even_by)]);
+        let even = self.vec_def(M::Vpsrlw, size, &[v(even), eight]);
+        let odd = self.vec_def(and, size, &[v(a), v(upper)]);
+        let odd = self.vec_def(m, size, &[v(odd), v(odd_by)]);
+        let odd = self.vec_def(and, size, &[v(odd), v(upper)]);
+        self.vec_def(self.bitwise(Binary::Or), size, &[v(even), v(odd)])
     }
 
     /// Shifts 16-bit lanes and keeps the bits of each byte that `keep` has.
@@ -299,6 +363,7 @@ impl Lower<'_> {
         let wide = self.features.avx512;
         let signed = s.is_signed() && op == Binary::Shr;
         let native = match s.bytes() {
+            1 if wide => return self.shift_bytes(op, s, size, a, by),
             1 => false,
             2 => wide,
             4 => true,
@@ -414,11 +479,11 @@ impl Lower<'_> {
             self.op(M::Vpdpbusd, &[Arg::Tied(d, sum, size), Arg::Use(a, size), b]);
             d
         } else {
-            let b = self.reg(args[2]);
+            let b = memory.unwrap_or_else(|| Arg::Use(self.reg(args[2]), size));
             let products = match self.plan.u8_max(args[1]) {
                 // 2 · 127 · 128 fits 16 bits: the saturating instruction is exact.
                 0..128 => {
-                    let pairs = self.vec_def(M::Vpmaddubsw, size, &[Arg::Use(a, size), Arg::Use(b, size)]);
+                    let pairs = self.vec_def(M::Vpmaddubsw, size, &[Arg::Use(a, size), b]);
                     let ones = self.vector_arg(splat(Scalar::I16, Bits(1)), size, 0);
                     self.vec_def(M::Vpmaddwd, size, &[Arg::Use(pairs, size), ones])
                 }
@@ -434,8 +499,8 @@ impl Lower<'_> {
     }
 
     /// Even and odd bytes as 16-bit lanes, so that no product saturates.
-    fn wide_dot4(&mut self, size: Size, a: VReg, b: VReg) -> VReg {
-        let [x, y] = [a, b].map(|v| Arg::Use(v, size));
+    fn wide_dot4(&mut self, size: Size, a: VReg, y: Arg) -> VReg {
+        let x = Arg::Use(a, size);
         let eight = Arg::Imm(8);
         let low = self.vector_arg(splat(Scalar::U16, Bits(0xff)), size, 4);
         let a_even = self.vec_def(self.bitwise(Binary::And), size, &[x, low]);

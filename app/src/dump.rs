@@ -1,0 +1,46 @@
+//! `glimmer dump`: one row of the kernel table at every level, down to machine code.
+
+use crate::args::{Dump, DumpWhat};
+use crate::device;
+use anyhow::{Context, Result, anyhow};
+use compiler::graph::Graph;
+use compiler::kernel::{self, heuristic};
+use compiler::pipeline;
+use compiler::table::cases;
+use runtime::check::layout;
+
+pub fn run(args: &Dump) -> Result<()> {
+    let device = device::open(&args.device)?;
+    let target = device.target();
+    let caps = target.caps();
+    let case = cases(i64::MAX)
+        .into_iter()
+        .find(|c| c.to_string().starts_with(&args.row))
+        .with_context(|| format!("no row of the table begins with `{}`", args.row))?;
+    let g = Graph::new();
+    let built = case.build(&g, layout(&*device));
+    let program = pipeline::schedule(&g, &built.outputs);
+    println!("{case}: {} kernel(s) for {}", program.kernels.len(), target.name());
+    for k in &program.kernels {
+        let opts = match &args.schedule {
+            Some(s) => kernel::parse(s).ok_or_else(|| anyhow!("`{s}` is no schedule"))?,
+            None => heuristic::propose(k, &caps),
+        };
+        let wants = |w| args.show.contains(&w);
+        if wants(DumpWhat::Schedule) {
+            println!("{}: {}", k.name, kernel::show(&opts));
+        }
+        let linear = pipeline::observe(k, &opts, &caps, &mut |pass, ir| {
+            if wants(DumpWhat::Kernel) && pass != "linearise" {
+                println!("--- {pass}\n{ir}");
+            }
+        })?;
+        if wants(DumpWhat::Linear) {
+            println!("{linear}");
+        }
+        if wants(DumpWhat::Asm) {
+            println!("{}", target.disassemble(&target.emit(&linear)));
+        }
+    }
+    Ok(())
+}
