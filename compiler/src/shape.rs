@@ -1,6 +1,7 @@
 //! Arithmetic on dimensions, which are index expressions: constants, symbols and products of them.
 
-use crate::graph::{Ex, Graph, Id};
+use crate::graph::{Ex, Graph, Id, Op};
+use crate::scalar::Binary;
 use std::ops::Range;
 
 /// What may be given as a list of dimensions.
@@ -47,9 +48,10 @@ impl Size {
     const ONE: Size = Size { constant: 1, symbolic: vec![] };
 
     fn times(mut self, d: Ex) -> Size {
-        match d.as_int() {
-            Some(c) => self.constant *= c,
-            None => {
+        match (d.as_int(), d.op()) {
+            (Some(c), _) => self.constant *= c,
+            (_, Op::Binary(Binary::Mul)) => self = self.times(d.arg(0)).times(d.arg(1)),
+            _ => {
                 self.symbolic.push(d.id);
                 self.symbolic.sort();
             }
@@ -123,5 +125,7 @@ mod tests {
         assert_eq!(pairs(&[i(6), i(4)], &[i(4), i(6)]), "[(0..2, 0..2)]");
         assert_eq!(pairs(&[n, i(1)], &[n]), "[(0..1, 0..1), (1..2, 1..1)]");
         assert_eq!(product(&g, &[i(2), n, i(3)]), n * 6);
+        assert_eq!(product(&g, &[i(2), n * 4, n]), n * n * 8);
+        assert!(same_size(&[i(8), n], &[n * 8]) && !same_size(&[i(4), n], &[n * 8]));
     }
 }

@@ -63,6 +63,7 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         memory,
         symbols,
         folds: vec![],
+        outermost: 0,
         threads: vec![],
         prefetch: s.prefetch,
     };
@@ -76,6 +77,8 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
     for r in &rows {
         l.open(*r, vec![]);
     }
+    // What one stage keeps in memory for another is of one row.
+    l.outermost = if stages.len() > 1 { rows.len() } else { 0 };
     for (i, (stores, only)) in stages.iter().zip(gates).enumerate() {
         if i > 0 && l.out.threads > 1 {
             l.push(Inst::Barrier);
@@ -141,6 +144,8 @@ struct Linearizer<'g> {
     symbols: Vec<Ex<'g>>,
     /// Folds of the current stage that still loop.
     folds: Vec<Ex<'g>>,
+    /// Depth of the outermost scope into which values may be moved.
+    outermost: usize,
     /// Thread ranges of the current stage, the fastest first.
     threads: Vec<Axis<'g>>,
     prefetch: i64,
@@ -276,7 +281,10 @@ impl<'g> Linearizer<'g> {
     /// The depth of the outermost scope in which the expression can be computed.
     fn depth(&mut self, e: Ex<'g>) -> usize {
         let free = self.ranges.of(e);
-        (1..self.scopes.len()).rev().find(|&d| self.scopes[d].range.is_some_and(|r| free.contains(&r))).unwrap_or(0)
+        let deepest = (self.outermost + 1..self.scopes.len())
+            .rev()
+            .find(|&d| self.scopes[d].range.is_some_and(|r| free.contains(&r)));
+        deepest.unwrap_or(self.outermost)
     }
 
     fn value(&mut self, e: Ex<'g>) -> Reg {

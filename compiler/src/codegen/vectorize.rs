@@ -2,7 +2,7 @@
 //!
 //! In: the stores of one stage. Out: the same stores with vector types and without `Vector` ranges. Every value varies
 //! over some of the vector ranges; its lanes enumerate those in row-major order, outputs before reductions. Values that
-//! meet are widened to the ranges of both. Indices are i64 as scalars and i32 in lanes.
+//! meet are widened to the ranges of both. 64-bit integers are i64 as scalars and i32 in lanes, where they must fit.
 
 use super::Caps;
 use crate::dtype::{Bits, DType, Scalar};
@@ -48,7 +48,8 @@ struct Vectors<'g, 'a> {
     g: &'g Graph,
     ranges: Vec<Ex<'g>>,
     caps: &'a Caps,
-    memo: HashMap<Id, (Ex<'g>, Mask)>,
+    /// What became of a node. An index that does not fit lanes is no failure unless it is needed there.
+    memo: HashMap<Id, Result<(Ex<'g>, Mask), Illegal>>,
 }
 
 impl<'g> Vectors<'g, '_> {
@@ -74,7 +75,7 @@ impl<'g> Vectors<'g, '_> {
             return Ok(e);
         }
         // Index scalars become i32 when they enter lanes.
-        let e = if from == 0 && e.dtype() == DType::INDEX { narrow(e) } else { e };
+        let e = if from == 0 && e.dtype() == DType::INDEX { narrow(e)? } else { e };
         if let Some(v) = e.as_bits() {
             return Ok(self.g.constant(self.typed(e.dtype(), to), v));
         }
@@ -103,23 +104,25 @@ impl<'g> Vectors<'g, '_> {
         // Arguments first, so that the recursion below never goes deep.
         for n in topo(&[e]) {
             if !self.memo.contains_key(&n.id) {
-                let v = self.node(n)?;
+                let v = self.node(n);
                 self.memo.insert(n.id, v);
             }
         }
-        Ok(self.memo[&e.id])
+        self.memo[&e.id].clone()
     }
 
     fn node(&mut self, e: Ex<'g>) -> Result<(Ex<'g>, Mask), Illegal> {
         let (g, n) = (self.g, e.node());
-        let args: Vec<(Ex<'g>, Mask)> = e.args().iter().map(|a| self.memo[&a.id]).collect();
+        if n.op == Op::Load {
+            return self.load(e);
+        }
+        let args = e.args().iter().map(|a| self.memo[&a.id].clone()).collect::<Result<Vec<_>, _>>()?;
         let union = args.iter().fold(0, |m, a| m | a.1);
         match n.op {
             Op::Range(_, Kind::Vector) => {
                 let m = 1 << self.ranges.iter().position(|r| *r == e).expect("collected before");
                 Ok((g.make(Op::Lanes, self.typed(DType::I32, m), &[]), m))
             }
-            Op::Load => self.load(e, &args),
             Op::Fold(fold, k) => self.fold(e, fold, k as usize, &args),
             Op::TileDot(_) => self.tile_dot(e, &args),
             Op::TileRow => {
@@ -132,7 +135,7 @@ impl<'g> Vectors<'g, '_> {
             }
             Op::Unary(_) | Op::Binary(_) | Op::Where | Op::Cast | Op::Bitcast | Op::Lookup(_) | Op::Fma => {
                 let new = args.iter().map(|&a| self.lift(a, union)).collect::<Result<Vec<_>, _>>()?;
-                let t = if n.dtype == DType::INDEX { DType::I32 } else { n.dtype };
+                let t = if n.dtype == DType::INDEX { fits_lanes(e)? } else { n.dtype };
                 if n.op == Op::Cast && new[0].dtype().scalar == t.scalar {
                     return Ok((new[0], union));
                 }
@@ -156,17 +159,22 @@ impl<'g> Vectors<'g, '_> {
         Some((base, m))
     }
 
-    fn load(&self, e: Ex<'g>, args: &[(Ex<'g>, Mask)]) -> Result<(Ex<'g>, Mask), Illegal> {
+    fn load(&self, e: Ex<'g>) -> Result<(Ex<'g>, Mask), Illegal> {
         let g = self.g;
-        let gate = args.get(2).copied();
+        let gate = e.args().get(2).map(|c| self.memo[&c.id].clone()).transpose()?;
         let gates = gate.map_or(0, |g| g.1);
         if let Some((base, m)) = self.consecutive(e.arg(1)).filter(|(_, m)| gates & !m == 0) {
             let gate = gate.map(|x| if x.1 == 0 { Ok(x.0) } else { self.lift(x, m) }).transpose()?;
             let args: Vec<Ex> = [e.arg(0), base].into_iter().chain(gate).collect();
+            if m != 0 && e.dtype() == DType::INDEX {
+                fits_lanes(e)?;
+            }
             return Ok((g.make(Op::Load, self.typed(e.dtype(), m), &args), m));
         }
-        let m = args[1].1 | gates;
-        let index = self.lift(args[1], m)?;
+        fits_lanes(e)?;
+        let index = self.memo[&e.arg(1).id].clone()?;
+        let m = index.1 | gates;
+        let index = self.lift(index, m)?;
         let gate = gate.map(|x| self.lift(x, m)).transpose()?;
         let args: Vec<Ex> = [e.arg(0), index].into_iter().chain(gate).collect();
         Ok((g.make(Op::LoadLanes, self.typed(e.dtype(), m), &args), m))
@@ -186,6 +194,9 @@ impl<'g> Vectors<'g, '_> {
         let loops: Vec<Ex> = over.iter().copied().filter(|r| own(r).is_none()).collect();
         let all = args[..k].iter().fold(reduced, |m, a| m | a.1);
         let rest = all & !reduced;
+        if all != 0 && e.dtype() == DType::INDEX {
+            refuse!("a fold of 64-bit numbers in lanes");
+        }
         if e.arg(0).op() == Op::TileRow {
             // The tile product has summed over its inputs already.
             return Ok(args[0]);
@@ -203,7 +214,8 @@ impl<'g> Vectors<'g, '_> {
             let zero = g.constant(self.typed(DType::I32, rest), Bits::int(0));
             let mut bodies = vec![];
             for (a, b) in factors {
-                let (a, b) = (self.lift(self.memo[&a.id], all)?, self.lift(self.memo[&b.id], all)?);
+                let factor = |x: Ex<'g>| self.lift(self.memo[&x.id].clone()?, all);
+                let (a, b) = (factor(a)?, factor(b)?);
                 bodies.push(g.make(Op::Dot4, self.typed(DType::I32, rest), &[zero, a, b]));
             }
             return Ok((self.folded(e, fold, bodies, loops, rest), rest));
@@ -255,7 +267,12 @@ impl<'g> Vectors<'g, '_> {
         let g = self.g;
         let args = s.args();
         let value = self.value(args[2])?;
-        let index = self.value(args[1])?;
+        let consecutive = self.consecutive(args[1]);
+        let index = match (self.value(args[1]), &consecutive) {
+            (Ok(index), _) => index,
+            (Err(_), Some((_, m))) => (args[1], *m),
+            (Err(why), None) => return Err(why),
+        };
         let gate = args.get(3).map(|&c| self.value(c)).transpose()?;
         let all = value.1 | index.1 | gate.map_or(0, |x| x.1);
         if all == 0 {
@@ -263,7 +280,10 @@ impl<'g> Vectors<'g, '_> {
             out.push(s.with_args(&new));
             return Ok(());
         }
-        if let Some((base, m)) = self.consecutive(args[1]).filter(|(_, m)| *m == all) {
+        if s.dtype() == DType::INDEX {
+            refuse!("64-bit numbers from lanes");
+        }
+        if let Some((base, m)) = consecutive.filter(|(_, m)| *m == all) {
             let value = self.lift(value, m)?;
             let gate = gate.map(|x| if x.1 == 0 { Ok(x.0) } else { self.lift(x, m) }).transpose()?;
             let new: Vec<Ex> = [args[0], base, value].into_iter().chain(gate).collect();
@@ -292,9 +312,22 @@ impl<'g> Vectors<'g, '_> {
     }
 }
 
-fn narrow(e: Ex) -> Ex {
-    match e.as_int() {
-        Some(v) => e.g.constant(DType::I32, Bits::int(Scalar::I32.wrap(v))),
+fn narrow(e: Ex) -> Result<Ex, Illegal> {
+    fits_lanes(e)?;
+    Ok(match e.as_int() {
+        Some(v) => e.g.constant(DType::I32, Bits::int(v)),
         None => e.cast(Scalar::I32),
+    })
+}
+
+/// The type of a number in lanes.
+fn fits_lanes(e: Ex) -> Result<DType, Illegal> {
+    if e.dtype().scalar != Scalar::I64 {
+        return Ok(e.dtype());
     }
+    let ((low, high), (least, most)) = (Scalar::I32.int_range(), e.bounds());
+    if least < low || most > high {
+        refuse!("a 64-bit number in lanes");
+    }
+    Ok(DType::I32)
 }

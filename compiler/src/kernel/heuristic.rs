@@ -5,9 +5,11 @@
 
 use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
+use crate::dtype::DType;
 use crate::graph::{Ex, Kind, Op, topo};
 use crate::rules::sum::affine;
 use crate::schedule::Kernel;
+use std::collections::HashSet;
 
 /// Bytes to fetch ahead of a stream of weights; with huge pages this reaches the speed of a bare read loop.
 const PREFETCH: usize = 4096;
@@ -93,7 +95,7 @@ impl<'g> Proposal<'g, '_> {
         let store = self.s.kernel.stages[stage].store;
         let mut best: Option<(i64, usize)> = None;
         for (i, a) in self.outs(stage).into_iter().chain(self.reduces(stage)) {
-            if a.range.arg(0).bounds().1 < wide as i64 {
+            if a.range.arg(0).bounds().1 < wide as i64 || wide_numbers(store) {
                 continue;
             }
             let score = lane_score(store, &a);
@@ -156,6 +158,20 @@ impl<'g> Proposal<'g, '_> {
 
 fn reads(e: Ex, range: Ex) -> bool {
     topo(&[e]).contains(&range)
+}
+
+/// Are there 64-bit numbers besides the indices of loads and stores? Lanes have 32 bits.
+fn wide_numbers(store: Ex) -> bool {
+    let (mut stack, mut seen) = (store.args().split_off(2), HashSet::new());
+    while let Some(e) = stack.pop() {
+        if e.dtype() == DType::INDEX && (e.op() == Op::Load || e.bounds().1 > i32::MAX as i64) {
+            return true;
+        }
+        if seen.insert(e.id) {
+            stack.extend(e.args().into_iter().skip(if e.op() == Op::Load { 2 } else { 0 }));
+        }
+    }
+    store.dtype() == DType::INDEX
 }
 
 /// How well the loads and the store take to this axis in lanes: consecutive is good, strided bad.

@@ -257,7 +257,7 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
             let mem = if t.op() == Op::Assign {
                 assigned(t)
             } else if outside.contains(&t.id) || local_bytes + bytes > LOCAL_BYTES || inner.as_int().is_none() {
-                let name = if asked.contains(&t.id) { format!("out{k}") } else { format!("t{k}_{n}") };
+                let name = format!("{}{k}_{n}", if asked.contains(&t.id) { "out" } else { "t" });
                 let b = g.new_buffer(&name, t.dtype(), &t.dims());
                 if !asked.contains(&t.id) {
                     temps.push(b);

@@ -1,9 +1,10 @@
 //! Random linear programs and a table of small ones ([`cases`]), to compare a backend with the interpreter: a seed and a
 //! target's [`Caps`] in, a legal program with its inputs out. Every result of a random program is determined bit by bit,
-//! but for the payload of NaNs ([`difference`]).
+//! but for the payload of NaNs ([`difference`]). Random tensor programs are in [`graphs`].
 
 pub mod cases;
 mod generate;
+pub mod graphs;
 mod shrink;
 
 pub use generate::random_program;
