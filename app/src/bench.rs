@@ -112,7 +112,8 @@ fn print(r: &Report) {
 
 fn rows(gpu: bool) -> Vec<(Kind, Case)> {
     let format = |name| Format::by_name(name).expect("a row of the table");
-    let all = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"];
+    let all =
+        ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"];
     let rest = ["MXFP4", "F16", "BF16"];
     let linear = |name, rows, cols, tokens, batch| Case {
         form: Form::Linear { batch },
@@ -263,8 +264,9 @@ fn tuned(
         }
         let mut step = Step::of_kernel(on, g, kernel, inputs, opts).ok()?;
         step.run(on, &[]).ok()?;
-        let mut times: Vec<Duration> =
-            (0..3).map(|_| on.time(step.prepared(), &[]).ok().map(|t| t.iter().sum())).collect::<Option<_>>()?;
+        let mut times: Vec<Duration> = (0..3)
+            .map(|_| on.time(step.prepared(), &[]).ok().map(|t| t.iter().sum()))
+            .collect::<Option<_>>()?;
         times.sort();
         Some(times[0].as_secs_f64())
     };

@@ -3,7 +3,7 @@
 //! In: tensor expressions and a target's capabilities. Out: linear programs. Between two passes the verifier checks
 //! what is legal at that level, and whoever wants to see what a pass has made of a kernel [`observe`]s it.
 
-use crate::codegen::{Caps, expand, linearize, vectorize};
+use crate::codegen::{Caps, expand, linearize, vectorize, widen};
 use crate::graph::{Ex, Graph};
 use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
@@ -67,6 +67,9 @@ pub fn observe<'g>(
     let stages = late("strength", &stages, REDUCE);
     let linear = linearize::linearize(&s, &stages);
     after("linearise", Ir::Linear(&linear));
+    // A CPU's vectors come from its vector ranges; what one thread of a GPU reads next to each other is one load.
+    let linear = if caps.lanes > 1 { widen::widen(linear, caps.vector_bytes as usize) } else { linear };
+    after("widen loads", Ir::Linear(&linear));
     Ok(linear)
 }
 

@@ -4,6 +4,7 @@ pub mod expand;
 pub mod linearize;
 pub mod ptx;
 pub mod vectorize;
+pub mod widen;
 pub mod x86;
 
 use crate::linear::Linear;

@@ -54,7 +54,13 @@ fn threads(s: &Scheduled, o: Opt, caps: &Caps) -> bool {
 }
 
 /// A random walk of at most `steps` moves that ends in something that compiles, as judged by `legal`.
-pub fn random(kernel: &Kernel, caps: &Caps, rng: &mut Rng, steps: usize, legal: impl Fn(&[Opt]) -> bool) -> Vec<Opt> {
+pub fn random(
+    kernel: &Kernel,
+    caps: &Caps,
+    rng: &mut Rng,
+    steps: usize,
+    legal: impl Fn(&[Opt]) -> bool,
+) -> Vec<Opt> {
     let mut s = Scheduled::new(kernel.clone());
     let mut opts = vec![];
     for _ in 0..rng.below(steps + 1) {

@@ -137,7 +137,8 @@ impl<'g> Builder<'g, '_> {
 
     fn input(&mut self) -> Tensor<'g> {
         let sizes = [1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64];
-        let mut dims: Vec<Ex> = (0..1 + self.rng.below(3)).map(|_| self.g.int(*self.rng.choose(&sizes))).collect();
+        let mut dims: Vec<Ex> =
+            (0..1 + self.rng.below(3)).map(|_| self.g.int(*self.rng.choose(&sizes))).collect();
         if self.rng.one_in(4) {
             dims[0] = self.symbol(SIZE);
         }
@@ -370,7 +371,8 @@ impl<'g> Builder<'g, '_> {
                 if product(self.g, &x.dims()).bounds().1 * rows > MOST || x.rank() < 2 {
                     return None;
                 }
-                let w = self.filled("w", DType::F32, &[self.g.int(rows), self.g.int(last)], Fill::Normal(0.3));
+                let w =
+                    self.filled("w", DType::F32, &[self.g.int(rows), self.g.int(last)], Fill::Normal(0.3));
                 ops::linear(x, w)
             }
         })

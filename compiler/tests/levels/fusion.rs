@@ -106,7 +106,8 @@ fn temporaries_share_memory() {
         at(a).1 <= at(b).0 || at(b).1 <= at(a).0
     };
     for kernel in &p.kernels {
-        let live: Vec<Ex> = kernel.buffers().into_iter().map(|b| b.0).filter(|b| p.temps.contains(b)).collect();
+        let live: Vec<Ex> =
+            kernel.buffers().into_iter().map(|b| b.0).filter(|b| p.temps.contains(b)).collect();
         for (i, a) in live.iter().enumerate() {
             assert!(live[i + 1..].iter().all(|b| disjoint(a, b)), "{}: two buffers at once", kernel.name);
         }
