@@ -192,6 +192,9 @@ impl<'g> Scheduled<'g> {
             (n, _) => n,
         };
         let threads = caps.lanes > 1;
+        if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
+            refuse!("{opt}: the stages share local memory, which holds one row");
+        }
         match opt.action {
             Action::Grid if reduce => refuse!("{opt}: a reduction cannot be spread over the grid"),
             Action::Grid if axis.role != Role::Row && !single => {
