@@ -98,18 +98,20 @@ fn loops() {
     }
 }
 
-/// Tile products of bytes and of bf16, of several heights, with B kept and B changed.
+/// Tile products of bytes and of bf16, of three heights and of four, with B kept and B changed.
 #[test]
 fn tiles() {
     let mut rng = Rng::new(3);
     for target in targets().into_iter().filter(|t| t.caps().tile) {
-        for (a, b, c, inputs) in
-            [(Scalar::I8, Scalar::U8, Scalar::I32, 4), (Scalar::BF16, Scalar::BF16, Scalar::F32, 2)]
-        {
+        for (a, b, c, inputs, count) in [
+            (Scalar::I8, Scalar::U8, Scalar::I32, 4, 5),
+            (Scalar::BF16, Scalar::BF16, Scalar::F32, 2, 5),
+            (Scalar::I8, Scalar::U8, Scalar::I32, 4, 6),
+        ] {
             let mut p = program("linear tiles grid 2 threads 1\n");
             p.buffers = vec![(a.into(), false), (b.into(), false), (c.into(), true)];
             let (vector, grid) = (b.vec(16 * inputs as u16), p.op(DType::I64, Op::Grid, &[]));
-            let size = p.op(DType::I64, Op::Const(Bits::int(5 * 256)), &[]);
+            let size = p.op(DType::I64, Op::Const(Bits::int(6 * 256)), &[]);
             let index = p.op(DType::I64, Op::Binary(Binary::Mul), &[grid, size]);
             let columns: Vec<Reg> = (0..17)
                 .map(|i| {
@@ -118,10 +120,15 @@ fn tiles() {
                     dst
                 })
                 .collect();
-            for (n, used) in [&columns[..16], &columns[..16], &columns[1..], &columns[..8], &columns[3..4]]
-                .into_iter()
-                .enumerate()
-            {
+            let products: [&[Reg]; 6] = [
+                &columns[..16],
+                &columns[..16],
+                &columns[1..],
+                &columns[..8],
+                &columns[3..4],
+                &columns[4..9],
+            ];
+            for (n, used) in products[..count].iter().enumerate() {
                 let dst: Vec<Reg> = (0..16).map(|_| p.reg(c.vec(16))).collect();
                 let (offset, stride) = (3 * n as i64, 70);
                 let (mem, b) = (Mem::Global(0), used.to_vec());
@@ -140,7 +147,7 @@ fn tiles() {
                 });
                 bytes
             };
-            let buffers = [fill(a, 1300), fill(b, 17 * 64 + 1), vec![0; 2 * 5 * 256 * 4]];
+            let buffers = [fill(a, 1300), fill(b, 17 * 64 + 1), vec![0; 2 * 6 * 256 * 4]];
             check(&target, &p, &buffers, &[]);
         }
     }

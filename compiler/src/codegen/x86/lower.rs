@@ -10,6 +10,7 @@ use super::mach::{Address, Arg, Base, Func, Opcode, Size, gpr};
 use super::plan::Plan;
 use crate::dtype::{Bits, DType, Scalar};
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
+use crate::scalar::Binary;
 use iced_x86::Mnemonic as M;
 use regalloc2::{Operand, RegClass, VReg};
 use std::collections::HashMap;
@@ -42,13 +43,19 @@ pub fn lower(p: &Linear, features: Features) -> Lowered {
     Lowered { func: chosen.func, pool: chosen.pool, scratch: chosen.scratch.next_multiple_of(64) }
 }
 
-/// Constants that a block makes once.
+/// What a block makes once: constants, and counts of shifts.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) enum Cached {
     Int(i64),
     Float(u32),
     Vector(u64, Size),
     Table(u128, Size),
+    /// A scalar as the count of shifts of lanes of so many bits, masked and in a general register; the same in a vector
+    /// register.
+    Count(VReg, u32),
+    CountVector(VReg, u32),
+    /// What so many bits shifted by a scalar leave of a byte, in every lane.
+    Shifted(i64, Binary, VReg, Size),
 }
 
 struct OpenLoop {
@@ -71,7 +78,7 @@ pub(super) struct Lower<'a> {
     locals: Option<VReg>,
     local_offsets: Vec<i64>,
     hoisted: HashMap<u64, VReg>,
-    /// Constants made in the current block.
+    /// Made in the current block.
     cached: HashMap<Cached, VReg>,
     /// How much each vector constant is read, by loop depth.
     requests: HashMap<u64, u64>,

@@ -90,6 +90,9 @@ impl Lower<'_> {
                 self.lea(Address { index: Some((b, 1)), ..Address::new(Base::Reg(a), 0, 0) })
             }
             (Binary::Mul, Some(1)) => a,
+            (Binary::Mul, Some(c @ (2 | 3 | 5 | 9))) => {
+                self.lea(Address { index: Some((a, c as u8 - 1)), ..Address::new(Base::Reg(a), 0, 0) })
+            }
             // Where `a` is read again, the multiplication saves the copy that a shift in place would need.
             (Binary::Mul, Some(c)) if c > 0 && c.count_ones() == 1 && self.plan.only_use(args[0]) => {
                 self.int_tied(M::Shl, Size::B8, a, Arg::Imm(c.trailing_zeros() as i64))
@@ -120,21 +123,19 @@ impl Lower<'_> {
                 let c = if op == Binary::Max { Cond::Less } else { Cond::Greater };
                 return self.int_tied(c.cmov(), Size::B8, a, Arg::Use(b, Size::B8));
             }
-            _ => {
+            (Binary::And | Binary::Or | Binary::Xor, _) => {
                 let b = self.int_arg(args[1]);
                 let m = match op {
-                    Binary::Sub => M::Sub,
-                    Binary::Mul => M::Imul,
                     Binary::And => M::And,
                     Binary::Or => M::Or,
                     _ => M::Xor,
                 };
-                let d = self.int_tied(m, Size::B8, a, b);
-                // Extended values stay extended under bitwise operations.
-                if matches!(m, M::And | M::Or | M::Xor) {
-                    return d;
-                }
-                d
+                // Extended values stay extended.
+                return self.int_tied(m, Size::B8, a, b);
+            }
+            _ => {
+                let b = Arg::Use(self.reg(args[1]), Size::B8);
+                self.int_tied(if op == Binary::Sub { M::Sub } else { M::Imul }, Size::B8, a, b)
             }
         };
         if self.plan.extended[dst.0 as usize] { self.wrap(s, d) } else { d }

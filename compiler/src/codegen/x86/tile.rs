@@ -1,4 +1,5 @@
-//! Tile products on AMX. Tiles 0 holds the result; every height of B in the program has a tile for A and one for B.
+//! Tile products on AMX. Tile 0 holds the result; every height of B in the program has a tile for A and one for B, up to
+//! three heights, else the tiles are configured anew for each product.
 //!
 //! B's vectors go through the stack into their tile, which is kept while the block's next products name the same ones.
 
@@ -12,8 +13,11 @@ use iced_x86::Mnemonic as M;
 const B_CELL: usize = 4;
 const RESULT_CELL: usize = B_CELL + 16;
 
+/// Besides the result there are seven tiles.
+const TILE_PAIRS: usize = 3;
+
 impl Lower<'_> {
-    /// Heights of B that occur, in order; at most three fit the eight tiles.
+    /// Heights of B that occur, in order.
     fn tile_heights(&self) -> Vec<usize> {
         let mut heights: Vec<usize> = self
             .p
@@ -26,7 +30,6 @@ impl Lower<'_> {
             .collect();
         heights.sort_unstable();
         heights.dedup();
-        assert!(heights.len() <= 3, "tile products of {heights:?} rows need more than 8 tiles");
         heights
     }
 
@@ -36,6 +39,12 @@ impl Lower<'_> {
             return;
         }
         assert!(self.features.amx, "{} has tile products, which need AMX", self.p.name);
+        if heights.len() <= TILE_PAIRS {
+            self.load_tile_config(&heights);
+        }
+    }
+
+    fn load_tile_config(&mut self, heights: &[usize]) {
         // Palette 1; 16-bit row lengths from byte 16 on, row counts from byte 48 on.
         let mut config = [0u8; 64];
         config[0] = 1;
@@ -59,7 +68,15 @@ impl Lower<'_> {
     }
 
     pub fn tile_dot(&mut self, inst: &Inst, dst: &[Reg], b: &[Reg], stride: i64) {
-        let at = self.tile_heights().iter().position(|h| *h == b.len()).expect("configured at entry");
+        let heights = self.tile_heights();
+        let at = match heights.len() {
+            ..=TILE_PAIRS => heights.iter().position(|h| *h == b.len()).expect("configured at entry"),
+            _ => {
+                self.load_tile_config(&[b.len()]);
+                self.tiles.clear();
+                0
+            }
+        };
         let (result, a_tile, b_tile) =
             (Arg::Tile(0), Arg::Tile(1 + 2 * at as u8), Arg::Tile(2 + 2 * at as u8));
         let row = self.imm(64);

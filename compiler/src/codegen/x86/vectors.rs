@@ -1,6 +1,6 @@
 //! Arithmetic on vectors, and the dispatch over all operations.
 
-use super::lower::{Lower, lane_mask, splat};
+use super::lower::{Cached, Lower, lane_mask, splat};
 use super::mach::{Address, Arg, Size};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::linear::{Op, Reg};
@@ -288,19 +288,21 @@ impl Lower<'_> {
     /// All lanes by the same scalar.
     fn shift_uniform(&mut self, op: Binary, t: DType, a: VReg, by: Reg) -> VReg {
         let (s, size) = (t.scalar, Size::vector(t.bytes()));
-        let by = self.reg(by);
-        let by = self.int_tied(M::And, Size::B4, by, Arg::Imm(s.bits() as i64 - 1));
-        let count = self.first_lane(Scalar::U32, by);
-        let d =
-            self.vec_def(Self::shift_mnemonic(op, s), size, &[Arg::Use(a, size), Arg::Use(count, Size::X)]);
+        let (by, bits) = (self.reg(by), s.bits());
+        let count = self
+            .cached(Cached::Count(by, bits), |l| l.int_tied(M::And, Size::B4, by, Arg::Imm(bits as i64 - 1)));
+        let low = self.cached(Cached::CountVector(by, bits), |l| l.first_lane(Scalar::U32, count));
+        let d = self.vec_def(Self::shift_mnemonic(op, s), size, &[Arg::Use(a, size), Arg::Use(low, Size::X)]);
         if s.bytes() > 1 {
             return d;
         }
         let byte = |l: &mut Self, v: i64| {
-            let v = l.imm(v);
-            let m = if op == Binary::Shl { M::Shlx } else { M::Shrx };
-            let v = l.int_def(m, Size::B4, &[Arg::Use(v, Size::B4), Arg::Use(by, Size::B4)]);
-            l.splat_int(1, size, v)
+            let from = l.imm(v);
+            l.cached(Cached::Shifted(v, op, by, size), |l| {
+                let m = if op == Binary::Shl { M::Shlx } else { M::Shrx };
+                let v = l.int_def(m, Size::B4, &[Arg::Use(from, Size::B4), Arg::Use(count, Size::B4)]);
+                l.splat_int(1, size, v)
+            })
         };
         let keep = byte(self, 0xff);
         let d = self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(d, size), Arg::Use(keep, size)]);
