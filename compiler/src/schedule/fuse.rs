@@ -9,7 +9,7 @@
 //! stages has only its rows to spread over the machine.
 
 use super::lower::{Lower, at_parts, flatten, reads};
-use super::{Kernel, Program, Stage};
+use super::{Kernel, Program, Stage, length};
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
@@ -283,8 +283,7 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
                 let (t, idx, gate) = at_parts(at);
                 let mem = *memory.entry(t.id).or_insert_with(|| buffer_of(t));
                 let i = index(t, &idx);
-                let whole = product(g, &t.dims()).bounds();
-                let gate = gate.filter(|_| i.bounds().0 < 0 || i.bounds().1 >= whole.0);
+                let gate = gate.filter(|_| i.bounds().0 < 0 || i.bounds().1 >= length(mem).bounds().0);
                 let args: Vec<Ex> = [mem, i].into_iter().chain(gate).collect();
                 load.insert(at.id, g.make(Op::Load, t.dtype(), &args));
             }
