@@ -20,7 +20,13 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What is wrong with a program on a device, if anything is: `random` schedules are tried besides the heuristic's.
-fn fault<'g>(device: &dyn Device, g: &'g Graph, outputs: &[Tensor<'g>], sample: &Sample, random: usize) -> Option<String> {
+fn fault<'g>(
+    device: &dyn Device,
+    g: &'g Graph,
+    outputs: &[Tensor<'g>],
+    sample: &Sample,
+    random: usize,
+) -> Option<String> {
     let want = expected(outputs, &sample.env)?;
     let caps = device.target().caps();
     let mut rng = Rng::new(7);
@@ -29,7 +35,9 @@ fn fault<'g>(device: &dyn Device, g: &'g Graph, outputs: &[Tensor<'g>], sample: 
         let choose = |kernel: &Kernel| {
             let opts = match n {
                 0 => heuristic::propose(kernel, &caps),
-                _ => search::random(kernel, &caps, &mut rng, 4, |o| pipeline::compile(kernel, o, &caps).is_ok()),
+                _ => search::random(kernel, &caps, &mut rng, 4, |o| {
+                    pipeline::compile(kernel, o, &caps).is_ok()
+                }),
             };
             chosen.push(opts.clone());
             opts
@@ -41,7 +49,12 @@ fn fault<'g>(device: &dyn Device, g: &'g Graph, outputs: &[Tensor<'g>], sample: 
                 w.difference(&Array::from_bytes(w.value.scalar, &w.value.dims, bytes))
             }),
         };
-        why.map(|why| format!("{why}\nschedules: {}", chosen.iter().map(|c: &Vec<Opt>| show(c)).collect::<Vec<_>>().join(" | ")))
+        why.map(|why| {
+            format!(
+                "{why}\nschedules: {}",
+                chosen.iter().map(|c: &Vec<Opt>| show(c)).collect::<Vec<_>>().join(" | ")
+            )
+        })
     })
 }
 
@@ -92,7 +105,12 @@ fn check(device: &dyn Device, seeds: std::ops::Range<u64>, random: usize) {
             let why = fault(device, &g, &small, &sample, random).unwrap_or(why);
             let roots: Vec<Ex> = small.iter().map(|t| t.0).collect();
             failed.push(seed);
-            println!("{}: seed {seed}, {:?}: {why}\n{}", device.name(), sample.env.symbols, text::graph::print(&roots));
+            println!(
+                "{}: seed {seed}, {:?}: {why}\n{}",
+                device.name(),
+                sample.env.symbols,
+                text::graph::print(&roots)
+            );
             assert!(failed.len() < 4, "{}: seeds {failed:?} fail", device.name());
         }
     }

@@ -84,6 +84,10 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         }
         l.stage(s, i, stores, only);
     }
+    // The next row overwrites what this one keeps in local memory.
+    if !rows.is_empty() && stages.len() > 1 && l.out.threads > 1 {
+        l.push(Inst::Barrier);
+    }
     for _ in &rows {
         l.close(vec![]);
     }

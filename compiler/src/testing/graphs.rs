@@ -137,7 +137,8 @@ impl<'g> Builder<'g, '_> {
 
     fn input(&mut self) -> Tensor<'g> {
         let sizes = [1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64];
-        let mut dims: Vec<Ex> = (0..1 + self.rng.below(3)).map(|_| self.g.int(*self.rng.choose(&sizes))).collect();
+        let mut dims: Vec<Ex> =
+            (0..1 + self.rng.below(3)).map(|_| self.g.int(*self.rng.choose(&sizes))).collect();
         if self.rng.one_in(4) {
             dims[0] = self.symbol(SIZE);
         }
@@ -326,8 +327,10 @@ impl<'g> Builder<'g, '_> {
         let (axis, _) = self.fixed_axis(a)?;
         let same = |b: &Tensor| {
             let (mut x, mut y) = (a.dims(), b.dims());
-            b.dtype() == a.dtype() && x.len() == y.len() && y[axis].as_int().is_some() && {
-                (x.remove(axis), y.remove(axis));
+            let alike = b.dtype() == a.dtype() && x.len() == y.len() && y[axis].as_int().is_some();
+            alike && {
+                x.remove(axis);
+                y.remove(axis);
                 x == y
             }
         };
@@ -370,7 +373,8 @@ impl<'g> Builder<'g, '_> {
                 if product(self.g, &x.dims()).bounds().1 * rows > MOST || x.rank() < 2 {
                     return None;
                 }
-                let w = self.filled("w", DType::F32, &[self.g.int(rows), self.g.int(last)], Fill::Normal(0.3));
+                let w =
+                    self.filled("w", DType::F32, &[self.g.int(rows), self.g.int(last)], Fill::Normal(0.3));
                 ops::linear(x, w)
             }
         })

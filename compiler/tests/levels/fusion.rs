@@ -1,7 +1,7 @@
 //! What shares a kernel, and what does not.
 
 use crate::cases::{Inputs, built};
-use compiler::dtype::DType;
+use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Ex, Graph, Op};
 use compiler::ops;
 use compiler::quant::{Format, Layout};
@@ -83,6 +83,17 @@ fn a_large_product_keeps_its_parallelism() {
 }
 
 #[test]
+fn what_nobody_reads_is_not_computed() {
+    let g = Graph::new();
+    let p = schedule(&g, |b| {
+        let x = b.f32("x", &[16, 16]).contiguous();
+        let zero = x.cast(Scalar::I32) & 0;
+        vec![zero + 1]
+    });
+    assert_eq!(count(&p), 1);
+}
+
+#[test]
 fn temporaries_share_memory() {
     let g = Graph::new();
     let (rows, cols) = (512, 512);
@@ -106,7 +117,8 @@ fn temporaries_share_memory() {
         at(a).1 <= at(b).0 || at(b).1 <= at(a).0
     };
     for kernel in &p.kernels {
-        let live: Vec<Ex> = kernel.buffers().into_iter().map(|b| b.0).filter(|b| p.temps.contains(b)).collect();
+        let live: Vec<Ex> =
+            kernel.buffers().into_iter().map(|b| b.0).filter(|b| p.temps.contains(b)).collect();
         for (i, a) in live.iter().enumerate() {
             assert!(live[i + 1..].iter().all(|b| disjoint(a, b)), "{}: two buffers at once", kernel.name);
         }

@@ -132,16 +132,22 @@ impl<'g> Errors<'g> {
                 err(0) + own(step) + 1e-7
             }
             Op::Reduce(Fold::Sum, axes) => {
-                let sum = |t: Tensor<'g>| Tensor(e.g.shaped(Op::Reduce(Fold::Sum, axes), DType::F32, n.shape, &[t.0]));
+                let sum = |t: Tensor<'g>| {
+                    Tensor(e.g.shaped(Op::Reduce(Fold::Sum, axes), DType::F32, n.shape, &[t.0]))
+                };
                 sum(err(0)) + sum(arg(0).abs()) * (EPS * reduced(e) as f32)
             }
             Op::Reduce(_, axes) => {
                 Tensor(e.g.shaped(Op::Reduce(Fold::Max, axes), DType::F32, n.shape, &[err(0).0]))
             }
             Op::Gather if !matches!(errors[1], Error::Exact) => return Error::Unknown,
-            Op::Reshape | Op::Expand | Op::Permute(_) | Op::Shrink | Op::Pad | Op::Gather | Op::Contiguous => {
-                view(err(0))
-            }
+            Op::Reshape
+            | Op::Expand
+            | Op::Permute(_)
+            | Op::Shrink
+            | Op::Pad
+            | Op::Gather
+            | Op::Contiguous => view(err(0)),
             // Somewhere in the buffer: everywhere.
             Op::Assign => {
                 let most = (0..err(1).rank()).fold(err(1), |t, axis| t.max(axis as isize));
@@ -189,10 +195,10 @@ pub fn expected<'g>(outputs: &[Tensor<'g>], env: &Env) -> Option<Vec<Expected>> 
         });
     }
     let arrays = eval(&all, env);
-    let expected = bounds.iter().zip(&arrays).map(|(bound, value)| Expected {
-        value: value.clone(),
-        error: bound.map(|i| arrays[i].floats()),
-    });
+    let expected = bounds
+        .iter()
+        .zip(&arrays)
+        .map(|(bound, value)| Expected { value: value.clone(), error: bound.map(|i| arrays[i].floats()) });
     Some(expected.collect())
 }
 

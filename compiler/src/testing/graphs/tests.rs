@@ -35,14 +35,17 @@ fn programs_are_legal_bounded_and_of_every_kind() {
                 // Half as much again must be wrong nearly everywhere.
                 let mut off = v.clone();
                 off.data.iter_mut().for_each(|b| *b = Bits::float(b.as_float() * 1.5 + 1.0));
-                loose += off.data.iter().zip(&v.data).enumerate().filter(|(i, (o, _))| w.allows(*i, **o)).count();
+                loose +=
+                    off.data.iter().zip(&v.data).enumerate().filter(|(i, (o, _))| w.allows(*i, **o)).count();
             }
         }
     }
     assert!(loose * 20 < elements, "{loose} of {elements} elements could be anything");
     let mut want: Vec<String> = Unary::ALL.iter().map(|u| format!("{u:?}")).collect();
     want.extend(Binary::ALL.iter().map(|b| format!("{b:?}")));
-    for op in ["Where", "Cast", "Bitcast", "Lookup", "Reshape", "Expand", "Permute", "Shrink", "Pad", "Reduce"] {
+    for op in
+        ["Where", "Cast", "Bitcast", "Lookup", "Reshape", "Expand", "Permute", "Shrink", "Pad", "Reduce"]
+    {
         want.push(op.into());
     }
     want.extend(["Gather", "Assign", "Contiguous", "Symbol", "Iota"].map(String::from));
@@ -56,7 +59,8 @@ fn shrinking_leaves_the_culprit() {
     for seed in 0..100 {
         let g = Graph::new();
         let sample = random_graph(&g, &mut Rng::new(seed), 12);
-        let guilty = |outputs: &[Tensor]| topo(&roots(outputs)).iter().any(|e| matches!(e.op(), Op::Permute(_)));
+        let guilty =
+            |outputs: &[Tensor]| topo(&roots(outputs)).iter().any(|e| matches!(e.op(), Op::Permute(_)));
         if guilty(&sample.outputs) {
             let small = shrink_outputs(&sample.outputs, guilty);
             assert_eq!(small.len(), 1, "seed {seed}");
