@@ -139,7 +139,7 @@ fn interpreted_as_a_gpu() {
 #[test]
 fn cpu() {
     match CpuDevice::new(Options { threads: Some(2), tier: None }) {
-        Ok(device) => check(&device, 2000..4000, 2),
+        Ok(device) => check(&device, 2000..4000, 1),
         Err(e) => println!("skipped: {e}"),
     }
 }

@@ -10,7 +10,6 @@ use crate::kernel::{Axis, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
 use crate::scalar::{Binary, Fold};
-use crate::schedule::buffers;
 use std::collections::HashMap;
 
 pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
@@ -21,7 +20,7 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         .filter(|e| matches!(e.op(), Op::Symbol(_)))
         .collect();
     symbols.sort_by_key(|e| e.op());
-    let args = buffers(&all);
+    let args = &s.args;
     let mut memory: HashMap<Id, Mem> =
         args.iter().enumerate().map(|(i, (b, _))| (b.id, Mem::Global(i as u32))).collect();
     let mut locals = vec![];
@@ -85,6 +84,10 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
             l.push(Inst::Barrier);
         }
         l.stage(s, i, stores, only);
+    }
+    // The next row overwrites what this one keeps in local memory.
+    if !rows.is_empty() && stages.len() > 1 && l.out.threads > 1 {
+        l.push(Inst::Barrier);
     }
     for _ in &rows {
         l.close(vec![]);

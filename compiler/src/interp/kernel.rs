@@ -8,9 +8,8 @@
 use super::expr::{Env, eval_all, eval1};
 use crate::dtype::Bits;
 use crate::graph::{Ex, Id, Op, topo};
-use crate::kernel::length;
 use crate::rewrite::Ranges;
-use crate::schedule::Kernel;
+use crate::schedule::{Kernel, length};
 use std::cell::RefCell;
 use std::collections::HashMap;
 

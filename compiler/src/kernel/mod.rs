@@ -11,8 +11,7 @@ use crate::codegen::Caps;
 use crate::graph::{Ex, Id, Kind, Op, rebuild, topo};
 use crate::rules::{simplify, simplify1};
 use crate::scalar::{Binary, Fold};
-use crate::schedule::{Kernel, Stage};
-use crate::shape::product;
+use crate::schedule::{Kernel, Stage, length};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -116,6 +115,8 @@ impl Axis<'_> {
 #[derive(Clone)]
 pub struct Scheduled<'g> {
     pub kernel: Kernel<'g>,
+    /// The buffers of the kernel as it was given, and whether it writes them: simplified, it may no longer read all.
+    pub args: Vec<(Ex<'g>, bool)>,
     /// Rows first, then each stage's outputs and reductions, then the inner parts of splits in the order they were made.
     pub axes: Vec<Axis<'g>>,
     /// Bytes to fetch ahead; 0 for none.
@@ -166,7 +167,7 @@ impl<'g> Scheduled<'g> {
                 reductions(stage.store).into_iter().map(|range| Axis { range, role: Role::Reduce(s) }),
             );
         }
-        Scheduled { kernel, axes, prefetch: 0, tile: None, fours: vec![] }
+        Scheduled { args: kernel.buffers(), kernel, axes, prefetch: 0, tile: None, fours: vec![] }
     }
 
     pub fn apply_all(mut self, opts: &[Opt], caps: &Caps) -> Result<Scheduled<'g>, Illegal> {
@@ -194,6 +195,9 @@ impl<'g> Scheduled<'g> {
             (n, _) => n,
         };
         let threads = caps.lanes > 1;
+        if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
+            refuse!("{opt}: the stages share local memory, which holds one row");
+        }
         match opt.action {
             Action::Grid if reduce => refuse!("{opt}: a reduction cannot be spread over the grid"),
             Action::Grid if axis.role != Role::Row && !single => {
@@ -402,6 +406,7 @@ impl<'g> Scheduled<'g> {
                 rows: self.kernel.rows.iter().map(|&r| new(r)).collect(),
                 stages: stages.collect(),
             },
+            args: self.args.clone(),
             axes: self.axes.iter().map(|a| Axis { range: new(a.range), role: a.role }).collect(),
             prefetch: self.prefetch,
             tile: self.tile.map(new),
@@ -424,14 +429,6 @@ fn position(list: &[Ex], e: Ex) -> Option<usize> {
 fn replace_in<'g>(list: &mut Vec<Ex<'g>>, old: Ex<'g>, new: &[Ex<'g>]) {
     if let Some(i) = position(list, old) {
         list.splice(i..=i, new.iter().copied());
-    }
-}
-
-/// Number of elements of a memory node.
-pub fn length(mem: Ex) -> Ex {
-    match mem.op() {
-        Op::Local(_) => mem.arg(0),
-        _ => product(mem.g, &mem.dims()),
     }
 }
 

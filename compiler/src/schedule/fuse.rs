@@ -9,7 +9,7 @@
 //! stages has only its rows to spread over the machine.
 
 use super::lower::{Lower, at_parts, flatten, reads};
-use super::{Kernel, Program, Stage};
+use super::{Kernel, Program, Stage, length};
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
@@ -28,7 +28,7 @@ pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>]) -> Program<'g> {
     let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
     let kept = keep(&roots);
     let order: Vec<Ex> = topo(&roots).into_iter().filter(|e| kept.contains(&e.id)).collect();
-    let items: Vec<Item> = order.iter().map(|&t| Item::new(g, t, &kept)).collect();
+    let items = drop_unread(order.iter().map(|&t| Item::new(g, t, &kept)).collect(), &roots);
     let groups = group(&items);
     emit(g, &roots, &items, groups)
 }
@@ -135,6 +135,19 @@ impl<'g> Item<'g> {
         });
         outs.saturating_mul(folds.fold(1, |a, b| a.saturating_add(b)))
     }
+}
+
+/// Leaves out what nobody reads once the bodies are simplified.
+fn drop_unread<'g>(mut items: Vec<Item<'g>>, roots: &[Ex<'g>]) -> Vec<Item<'g>> {
+    let mut read: HashSet<Id> = roots.iter().map(|r| r.id).collect();
+    for item in items.iter().rev() {
+        if read.contains(&item.tensor.id) || item.place.is_some() {
+            read.insert(item.tensor.id);
+            read.extend(reads(&item.roots()).into_iter().map(|at| at_parts(at).0.id));
+        }
+    }
+    items.retain(|item| read.contains(&item.tensor.id));
+    items
 }
 
 /// Rounds of a range; an axis of one element has the index 0 instead.
@@ -287,8 +300,7 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
                 let (t, idx, gate) = at_parts(at);
                 let mem = *memory.entry(t.id).or_insert_with(|| buffer_of(t));
                 let i = index(t, &idx);
-                let whole = product(g, &t.dims()).bounds();
-                let gate = gate.filter(|_| i.bounds().0 < 0 || i.bounds().1 >= whole.0);
+                let gate = gate.filter(|_| i.bounds().0 < 0 || i.bounds().1 >= length(mem).bounds().0);
                 let args: Vec<Ex> = [mem, i].into_iter().chain(gate).collect();
                 load.insert(at.id, g.make(Op::Load, t.dtype(), &args));
             }

@@ -11,6 +11,7 @@ pub use fuse::program;
 pub use memory::{Arena, buffer_bytes, plan_memory};
 
 use crate::graph::{Ex, Graph, Op, topo};
+use crate::shape::product;
 
 /// One nest of ranges that ends in a store.
 #[derive(Clone, Debug)]
@@ -46,6 +47,14 @@ pub fn buffers<'g>(stores: &[Ex<'g>]) -> Vec<(Ex<'g>, bool)> {
     let mut found: Vec<_> = topo(stores).into_iter().filter(|e| matches!(e.op(), Op::Buffer(_))).collect();
     found.sort_by_key(|e| e.op());
     found.into_iter().map(|b| (b, stores.iter().any(|s| s.arg(0) == b))).collect()
+}
+
+/// Number of elements of a memory node.
+pub fn length(mem: Ex) -> Ex {
+    match mem.op() {
+        Op::Local(_) => mem.arg(0),
+        _ => product(mem.g, &mem.dims()),
+    }
 }
 
 #[derive(Clone)]

@@ -327,8 +327,10 @@ impl<'g> Builder<'g, '_> {
         let (axis, _) = self.fixed_axis(a)?;
         let same = |b: &Tensor| {
             let (mut x, mut y) = (a.dims(), b.dims());
-            b.dtype() == a.dtype() && x.len() == y.len() && y[axis].as_int().is_some() && {
-                (x.remove(axis), y.remove(axis));
+            let alike = b.dtype() == a.dtype() && x.len() == y.len() && y[axis].as_int().is_some();
+            alike && {
+                x.remove(axis);
+                y.remove(axis);
                 x == y
             }
         };

@@ -3,7 +3,7 @@
 //! What decides an integer (a rounded quotient, a rank) is computed from small whole numbers, whose float sums are exact
 //! in any order.
 
-use compiler::dtype::DType;
+use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Graph, Op};
 use compiler::interp::tensor::Env;
 use compiler::ops::{self, Gate, Rope, Router};
@@ -42,6 +42,9 @@ pub const EXAMPLES: &[Example] = &[
     Example { name: "rope", build: rope, symbols: &[("tokens", 3)] },
     Example { name: "assign to a slice", build: assign, symbols: &[("pos", 4), ("tokens", 3)] },
     Example { name: "gather and scatter", build: gather, symbols: &[] },
+    Example { name: "a pad of what a row keeps", build: kept_pad, symbols: &[("n", 4)] },
+    Example { name: "a buffer that nothing needs", build: unneeded, symbols: &[] },
+    Example { name: "64-bit numbers", build: wide, symbols: &[] },
 ];
 
 pub struct Inputs<'g> {
@@ -58,7 +61,7 @@ impl<'g> Inputs<'g> {
         self.add(self.g.input(name, DType::F32, dims.to_vec()), Fill::Normal(1.0))
     }
     fn whole(&mut self, name: &str, dims: &[i64]) -> Tensor<'g> {
-        self.add(self.g.input(name, DType::I32, dims.to_vec()), WHOLE).cast(compiler::dtype::Scalar::F32)
+        self.add(self.g.input(name, DType::I32, dims.to_vec()), WHOLE).cast(Scalar::F32)
     }
 }
 
@@ -122,6 +125,32 @@ fn gather(g: &Graph) -> Built<'_> {
         let to = g.iota(3) * 2;
         let rows = table.gather(at);
         vec![rows.sum(-1), cache.gather(to).assign(rows * 0.5)]
+    })
+}
+
+fn kept_pad(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let n = g.symbol("n", (1, 6));
+        let x = b.add(g.input("x", DType::F16, [n, g.int(1), g.int(4)]), Fill::Normal(1.0));
+        vec![x.expand([g.int(3), n, g.int(1), g.int(4)]).contiguous().pad(-1, 0, 4)]
+    })
+}
+
+/// Unrolled, both sides of the comparison are equal.
+fn unneeded(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let x = b.add(g.input("x", DType::I8, [16, 3]), Fill::Bits).cast(Scalar::U32);
+        let most = x.max(1);
+        vec![most.le(most.max(1))]
+    })
+}
+
+fn wide(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let x = b.add(g.input("x", DType::I32, [3, 40]), Fill::Bits);
+        let y = b.add(g.input("y", DType::I64, [3, 40]), Fill::Ints(-9, 9));
+        let squares = x.cast(Scalar::I64) * x.cast(Scalar::I64) + y;
+        vec![squares, squares.max(1), (squares >> 33).cast(Scalar::I32)]
     })
 }
 

@@ -1,7 +1,7 @@
 //! What shares a kernel, and what does not.
 
 use crate::cases::{Inputs, built};
-use compiler::dtype::DType;
+use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Ex, Graph, Op};
 use compiler::ops;
 use compiler::quant::{Format, Layout};
@@ -80,6 +80,17 @@ fn a_large_product_keeps_its_parallelism() {
         axes(&kernel.rows) * kernel.stages.iter().map(|s| axes(&s.outs)).max().unwrap()
     };
     assert_eq!(outputs(1), 5120, "every row of the matrix is an output of its own kernel");
+}
+
+#[test]
+fn what_nobody_reads_is_not_computed() {
+    let g = Graph::new();
+    let p = schedule(&g, |b| {
+        let x = b.f32("x", &[16, 16]).contiguous();
+        let zero = x.cast(Scalar::I32) & 0;
+        vec![zero + 1]
+    });
+    assert_eq!(count(&p), 1);
 }
 
 #[test]
