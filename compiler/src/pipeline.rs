@@ -9,7 +9,7 @@ use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
 use crate::rewrite::{Rule, rewrite};
 use crate::rules::float::FUSE_FMA;
-use crate::rules::transcendental::TRANSCENDENTAL;
+use crate::rules::transcendental::{EXPONENTIALS, SINE};
 use crate::rules::{REDUCE, SIMPLIFY};
 use crate::schedule::{self, Kernel, Program};
 use crate::spec::{self, kernel::Level};
@@ -60,7 +60,7 @@ pub fn observe<'g>(
         after(pass, Ir::Stores(&s.kernel, &stages, Level::Vectorised));
         stages
     };
-    let polynomials: &[&[Rule]] = if caps.transcendental { &[] } else { &[TRANSCENDENTAL] };
+    let polynomials: &[&[Rule]] = if caps.transcendental { &[SINE] } else { &[SINE, EXPONENTIALS] };
     let stages = late("transcendentals", &stages, polynomials);
     let stages = late("simplify", &stages, SIMPLIFY);
     let stages = late("fma", &stages, &[FUSE_FMA]);

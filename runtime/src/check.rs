@@ -105,7 +105,7 @@ fn compare(case: &Case, got: &Array, want: &Array) -> Result<(), String> {
         }
         return Ok(());
     }
-    let most = want.floats().iter().fold(0f32, |m, v| m.max(v.abs()));
+    let most = want.floats().iter().fold(case.scale(), |m, v| m.max(v.abs()));
     for (i, (g, w)) in pairs {
         let (g, w) = (g.as_float(), w.as_float());
         if (g - w).abs().is_nan() || (g - w).abs() > case.tolerance() * most {
