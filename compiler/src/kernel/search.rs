@@ -40,9 +40,12 @@ pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
             out.push(Action::Swap.on(i, j));
         }
     }
-    if s.prefetch == 0 {
-        out.extend([16, 32, 64, 128].map(|n| Action::Prefetch.on(0, n)));
-    }
+    out.extend(
+        [0, 8, 16, 32, 64, 128]
+            .map(|n| Action::Prefetch.on(0, n))
+            .into_iter()
+            .filter(|o| o.n as i64 * 64 != s.prefetch),
+    );
     out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
     out
 }
