@@ -5,7 +5,11 @@ use runtime::cpu::Tier;
 use std::str::FromStr;
 
 #[derive(Parser)]
-#[command(name = "glimmer", version, about = "Runs large language models at the speed of the memory they sit in")]
+#[command(
+    name = "glimmer",
+    version,
+    about = "Runs large language models at the speed of the memory they sit in"
+)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,

@@ -7,10 +7,27 @@ use compiler::table::{Case, Form};
 fn main() {
     let a: Vec<String> = std::env::args().collect();
     let n = |i: usize, d: i64| a.get(i).and_then(|s| s.parse().ok()).unwrap_or(d);
-    let caps = Caps { vector_bytes: 64, lanes: 1, max_threads: 1, local_bytes: 1 << 20, dot4: true, tile: true, transcendental: true };
+    let caps = Caps {
+        vector_bytes: 64,
+        lanes: 1,
+        max_threads: 1,
+        local_bytes: 1 << 20,
+        dot4: true,
+        tile: true,
+        transcendental: true,
+    };
     let f = Format::by_name(&a[1]).unwrap();
     let mut case = Case::linear(f, n(2, 2048), n(3, 5120), n(4, 1));
-    if let Some(k) = a.get(5) { case.form = match k.as_str() { "gateup" => Form::GateUp{experts:64,used:4}, "down" => Form::Down{experts:64,used:4}, "norm" => Form::NormQuant, "softmax" => Form::Softmax, "router" => Form::Router(4), _ => panic!() } }
+    if let Some(k) = a.get(5) {
+        case.form = match k.as_str() {
+            "gateup" => Form::GateUp { experts: 64, used: 4 },
+            "down" => Form::Down { experts: 64, used: 4 },
+            "norm" => Form::NormQuant,
+            "softmax" => Form::Softmax,
+            "router" => Form::Router(4),
+            _ => panic!(),
+        }
+    }
     let g = Graph::new();
     let b = case.build(&g, Layout::Interleaved16);
     let p = pipeline::schedule(&g, &b.outputs);

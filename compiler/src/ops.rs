@@ -146,9 +146,9 @@ pub struct QuantX<'g> {
     pub q: Tensor<'g>,
     /// f32 `[.., K/32]`.
     pub d: Tensor<'g>,
-    /// Sums of 16 neighbours of `q`: i32 `[.., K/16]`.
+    /// Sums of 16 neighbours of `d·q`: f32 `[.., K/16]`.
     pub s16: Tensor<'g>,
-    /// Sums of 32: i32 `[.., K/32]`.
+    /// Sums of 32: f32 `[.., K/32]`.
     pub s32: Tensor<'g>,
 }
 
@@ -165,8 +165,9 @@ pub fn quantize_i8(x: Tensor) -> QuantX {
     QuantX {
         q,
         d: d.squeeze(-1),
-        s16: wide.reshape_last(2, &[2 * blocks, 16]).sum(-1).squeeze(-1),
-        s32: wide.sum(-1).squeeze(-1),
+        s16: (wide.reshape_last(1, &[2, 16]).sum(-1).squeeze(-1).cast(Scalar::F32) * d)
+            .reshape_last(2, &[2 * blocks]),
+        s32: wide.sum(-1).squeeze(-1).cast(Scalar::F32) * d.squeeze(-1),
     }
 }
 
@@ -342,8 +343,8 @@ mod tests {
         env.set_floats(x, &v);
         let QuantX { q, d, s16, s32 } = quantize_i8(x);
         let out = eval(&[q, d, s16, s32], &env);
-        let [q, s16, s32] = [0, 2, 3].map(|i| ints(&out[i]));
-        let d = out[1].floats();
+        let q = ints(&out[0]);
+        let [d, s16, s32] = [1, 2, 3].map(|i| out[i].floats());
         assert_eq!(
             out.iter().map(|a| a.dims.clone()).collect::<Vec<_>>(),
             [vec![2, 3, 32], vec![2, 3], vec![2, 6], vec![2, 3]]
@@ -356,8 +357,9 @@ mod tests {
             }
             let largest = block.iter().map(|q| q.abs()).max().unwrap();
             assert_eq!(largest, if matches!(b, 3 | 4) { 0 } else { 127 });
-            assert_eq!(s32[b], block.iter().sum::<i64>());
-            assert_eq!(s16[2 * b..][..2], [block[..16].iter().sum(), block[16..].iter().sum::<i64>()]);
+            let sum = |part: &[i64]| part.iter().sum::<i64>() as f32 * d[b];
+            assert_eq!(s32[b], sum(block));
+            assert_eq!(s16[2 * b..][..2], [sum(&block[..16]), sum(&block[16..])]);
         }
     }
 

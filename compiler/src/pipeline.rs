@@ -3,13 +3,13 @@
 //! In: tensor expressions and a target's capabilities. Out: linear programs. Between two passes the verifier checks
 //! what is legal at that level, and whoever wants to see what a pass has made of a kernel [`observe`]s it.
 
-use crate::codegen::{Caps, expand, linearize, vectorize};
+use crate::codegen::{Caps, expand, linearize, vectorize, widen};
 use crate::graph::{Ex, Graph};
 use crate::kernel::{Illegal, Opt, Scheduled};
 use crate::linear::Linear;
 use crate::rewrite::{Rule, rewrite};
 use crate::rules::float::FUSE_FMA;
-use crate::rules::transcendental::TRANSCENDENTAL;
+use crate::rules::transcendental::{EXPONENTIALS, SINE};
 use crate::rules::{REDUCE, SIMPLIFY};
 use crate::schedule::{self, Kernel, Program};
 use crate::spec::{self, kernel::Level};
@@ -60,13 +60,16 @@ pub fn observe<'g>(
         after(pass, Ir::Stores(&s.kernel, &stages, Level::Vectorised));
         stages
     };
-    let polynomials: &[&[Rule]] = if caps.transcendental { &[] } else { &[TRANSCENDENTAL] };
+    let polynomials: &[&[Rule]] = if caps.transcendental { &[SINE] } else { &[SINE, EXPONENTIALS] };
     let stages = late("transcendentals", &stages, polynomials);
     let stages = late("simplify", &stages, SIMPLIFY);
     let stages = late("fma", &stages, &[FUSE_FMA]);
     let stages = late("strength", &stages, REDUCE);
     let linear = linearize::linearize(&s, &stages);
     after("linearise", Ir::Linear(&linear));
+    // A CPU's vectors come from its vector ranges; what one thread of a GPU reads next to each other is one load.
+    let linear = if caps.lanes > 1 { widen::widen(linear, caps.vector_bytes as usize) } else { linear };
+    after("widen loads", Ir::Linear(&linear));
     Ok(linear)
 }
 

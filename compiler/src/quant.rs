@@ -436,9 +436,8 @@ impl<'g> Planes<'g> {
 
     /// `x · wᵀ` in integers, x `[.., M, K]`: f32 `[.., M, R]`; leading axes broadcast.
     ///
-    /// `Σ_B (d·Σ_b xd·Σ_g sc·(Σ_e q·xq + offset·xs) − dmin·Σ_b Σ_g m·(xd·xs))` over blocks B, the activations' blocks b
-    /// of 32, groups g and elements e: a factor stands outside the sums that do not need it, and `xd·xs` is the same
-    /// for all rows.
+    /// `Σ_B (d·Σ_b Σ_g sc·(xd·Σ_e q·xq + offset·xs) − dmin·Σ_b Σ_g m·xs)` over blocks B, the activations' blocks b of 32,
+    /// groups g and elements e: a factor stands outside the sums that do not need it.
     pub fn linear_q8(&self, x: &QuantX<'g>) -> Tensor<'g> {
         let Format { block, group, offset, .. } = *self.format;
         let q = self.q();
@@ -450,13 +449,12 @@ impl<'g> Planes<'g> {
         let xd = x.d.reshape_last(1, &[1, nblocks, nb]);
         let xs = if group == 16 { x.s16 } else { x.s32 }.reshape_last(1, &[1, nblocks, nb, ng]);
 
-        let dot = total(w.cast(I32) * xq.cast(I32));
-        let dot = if offset == 0 { dot } else { dot + xs * offset }.cast(F32);
+        let dot = total(w.cast(I32) * xq.cast(I32)).cast(F32) * xd.unsqueeze(-1);
+        let dot = if offset == 0 { dot } else { dot + xs * offset };
         let dot = self.part(Part::SubScale).map_or(dot, |sc| dot * weights(sc));
-        let y = self.block_scale().unsqueeze(-3) * total(total(dot) * xd);
+        let y = self.block_scale().unsqueeze(-3) * total(total(dot));
         let y = self.part(Part::Min).map_or(y, |dmin| {
-            let sums = xs.cast(F32) * xd.unsqueeze(-1);
-            let sums = self.part(Part::SubMin).map_or(sums, |m| sums * weights(m));
+            let sums = self.part(Part::SubMin).map_or(xs, |m| xs * weights(m));
             y - dmin.unsqueeze(-3) * total(total(sums))
         });
         total(y)

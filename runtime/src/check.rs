@@ -34,7 +34,13 @@ pub fn slot(t: Tensor) -> u32 {
 }
 
 /// Runs a case on each device under the heuristic's schedule and under `random` others.
-pub fn check(devices: &[&dyn Device], layout: Layout, case: &Case, random: usize, seed: u64) -> Result<(), String> {
+pub fn check(
+    devices: &[&dyn Device],
+    layout: Layout,
+    case: &Case,
+    random: usize,
+    seed: u64,
+) -> Result<(), String> {
     let g = Graph::new();
     let built = case.build(&g, layout);
     let mut rng = Rng::new(seed);
@@ -42,7 +48,8 @@ pub fn check(devices: &[&dyn Device], layout: Layout, case: &Case, random: usize
     let want = eval(&built.outputs, &env);
     for &device in devices {
         let caps = device.target().caps();
-        let failed = |what: &str, why: String| format!("{case} on {}, seed {seed}, {what}: {why}", device.name());
+        let failed =
+            |what: &str, why: String| format!("{case} on {}, seed {seed}, {what}: {why}", device.name());
         let inputs: HashMap<u32, Slice> = built
             .inputs
             .iter()
@@ -98,7 +105,7 @@ fn compare(case: &Case, got: &Array, want: &Array) -> Result<(), String> {
         }
         return Ok(());
     }
-    let most = want.floats().iter().fold(0f32, |m, v| m.max(v.abs()));
+    let most = want.floats().iter().fold(case.scale(), |m, v| m.max(v.abs()));
     for (i, (g, w)) in pairs {
         let (g, w) = (g.as_float(), w.as_float());
         if (g - w).abs().is_nan() || (g - w).abs() > case.tolerance() * most {

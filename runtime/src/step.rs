@@ -12,6 +12,7 @@ use compiler::pipeline;
 use compiler::schedule::{self, Kernel, buffer_bytes};
 use compiler::tensor::Tensor;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 pub struct Step {
     prepared: Prepared,
@@ -59,8 +60,8 @@ impl Step {
             }
         }
         for &out in &program.outputs {
-            if !memory.contains_key(&slot(out)) {
-                memory.insert(slot(out), device.alloc(buffer_bytes(out).max(1))?.whole());
+            if let Entry::Vacant(free) = memory.entry(slot(out)) {
+                free.insert(device.alloc(buffer_bytes(out).max(1))?.whole());
             }
         }
         let mut plan = Plan::new(g.symbols().into_iter().map(|s| s.name));

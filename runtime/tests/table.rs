@@ -30,7 +30,8 @@ fn every_row_on_every_tier_of_the_cpu() {
     let work = || {
         while let Some(case) = cases.get(next.fetch_add(1, Relaxed)) {
             // Random schedules are spread over the rows, so that each row has its share on some tier.
-            check(&devices, Layout::Interleaved16, case, SCHEDULES / devices.len().max(1), 1).unwrap_or_else(|e| panic!("{e}"));
+            check(&devices, Layout::Interleaved16, case, SCHEDULES / devices.len().max(1), 1)
+                .unwrap_or_else(|e| panic!("{e}"));
         }
     };
     std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(work))));

@@ -40,7 +40,8 @@ fn is_copied(e: Ex) -> bool {
 
 /// `roots` once for every value of the ranges, the last range fastest.
 fn copies<'g>(g: &'g Graph, roots: &[Ex<'g>], ranges: &[Ex<'g>]) -> Result<Vec<Ex<'g>>, Illegal> {
-    let extents: Vec<i64> = ranges.iter().map(|r| r.arg(0).as_int().expect("copied ranges are constant")).collect();
+    let extents: Vec<i64> =
+        ranges.iter().map(|r| r.arg(0).as_int().expect("copied ranges are constant")).collect();
     let total: i64 = extents.iter().product();
     if total * roots.len() as i64 > COPIES {
         return Err(Illegal(format!("{total} copies of {} expressions are too many", roots.len())));
@@ -90,7 +91,9 @@ fn tile<'g>(g: &'g Graph, store: Ex<'g>, m: Ex<'g>) -> Result<Ex<'g>, Illegal> {
         let e = e.with_args(&args);
         let Op::Fold(Fold::Sum, n) = e.op() else { return e };
         let bodies = &args[..n as usize];
-        let Some(factors) = bodies.iter().map(|b| byte_factors(*b)).collect::<Option<Vec<_>>>() else { return e };
+        let Some(factors) = bodies.iter().map(|b| byte_factors(*b)).collect::<Option<Vec<_>>>() else {
+            return e;
+        };
         let [lanes] = args[n as usize..] else {
             refuse("the reduction under the tile must be unrolled but for its inner four");
             return e;
@@ -108,7 +111,8 @@ fn tile<'g>(g: &'g Graph, store: Ex<'g>, m: Ex<'g>) -> Result<Ex<'g>, Illegal> {
             let next = simplify(&[base + 4 * j as i64])[0];
             r.0 == mem && r.1 == next && r.2 == [stride, 1]
         };
-        if !rows.iter().enumerate().all(follows) || rows.len() > 16 || factors.iter().any(|f| depends(f.0, m)) {
+        if !rows.iter().enumerate().all(follows) || rows.len() > 16 || factors.iter().any(|f| depends(f.0, m))
+        {
             refuse("the rows are not consecutive, or the columns depend on them");
             return e;
         }

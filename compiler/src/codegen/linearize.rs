@@ -67,7 +67,8 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         prefetch: s.prefetch,
     };
     // Threads that exchange registers come in full groups.
-    let group = s.axes.iter().filter(|a| a.kind() == Kind::Lane).filter_map(|a| a.extent()).max().unwrap_or(1);
+    let group =
+        s.axes.iter().filter(|a| a.kind() == Kind::Lane).filter_map(|a| a.extent()).max().unwrap_or(1);
     let threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1);
     l.out.threads = (threads as u32).next_multiple_of(group as u32);
     l.grid(&grid_order);
@@ -109,7 +110,8 @@ fn count(e: Ex, symbols: &[Ex]) -> Count {
     match e.op() {
         Op::Const(v) => Count::Const(v.as_int()),
         Op::Symbol(_) => {
-            let at = symbols.iter().position(|s| *s == e).expect("every symbol below the stores is an argument");
+            let at =
+                symbols.iter().position(|s| *s == e).expect("every symbol below the stores is an argument");
             Count::Symbol(at as u32)
         }
         Op::Binary(op) => Count::Binary(op, Box::new((count(e.arg(0), symbols), count(e.arg(1), symbols)))),
@@ -354,7 +356,8 @@ impl<'g> Linearizer<'g> {
             Op::Symbol(_) => {
                 linear::Op::Symbol(self.symbols.iter().position(|s| *s == e).expect("collected before") as u32)
             }
-            op => linear::Op::of(op).unwrap_or_else(|| panic!("{op:?} at the linear level: {}", crate::text::expr(e))),
+            op => linear::Op::of(op)
+                .unwrap_or_else(|| panic!("{op:?} at the linear level: {}", crate::text::expr(e))),
         };
         let args: Vec<Reg> = e.args().iter().map(|&a| self.value(a)).collect();
         self.op(n.dtype, op, &args)

@@ -4,6 +4,7 @@ pub mod expand;
 pub mod linearize;
 pub mod ptx;
 pub mod vectorize;
+pub mod widen;
 pub mod x86;
 
 use crate::linear::Linear;
@@ -23,7 +24,7 @@ pub struct Caps {
     pub dot4: bool,
     /// 16×16 integer tile products: AMX.
     pub tile: bool,
-    /// exp2, log2 and sin are instructions and need not be expanded to polynomials.
+    /// exp2 and log2 are instructions and need not be expanded to polynomials.
     pub transcendental: bool,
 }
 

@@ -23,7 +23,8 @@ pub fn vectorize<'g>(stores: &[Ex<'g>], caps: &Caps) -> Result<Vec<Ex<'g>>, Ille
             reduced.extend(&e.args()[n as usize..]);
         }
     }
-    let mut ranges: Vec<Ex> = all.into_iter().filter(|e| matches!(e.op(), Op::Range(_, Kind::Vector))).collect();
+    let mut ranges: Vec<Ex> =
+        all.into_iter().filter(|e| matches!(e.op(), Op::Range(_, Kind::Vector))).collect();
     if ranges.is_empty() {
         return Ok(stores.to_vec());
     }
@@ -229,14 +230,7 @@ impl<'g> Vectors<'g, '_> {
     }
 
     /// The bodies folded over what loops are left.
-    fn folded(
-        &self,
-        e: Ex<'g>,
-        fold: Fold,
-        bodies: Vec<Ex<'g>>,
-        loops: Vec<Ex<'g>>,
-        m: Mask,
-    ) -> Ex<'g> {
+    fn folded(&self, e: Ex<'g>, fold: Fold, bodies: Vec<Ex<'g>>, loops: Vec<Ex<'g>>, m: Mask) -> Ex<'g> {
         let (g, t) = (self.g, self.typed(e.dtype(), m));
         if !loops.is_empty() {
             let n = bodies.len() as u32;

@@ -132,10 +132,12 @@ fn source(e: Ex, env: &Env, from: &[usize], at: &[usize]) -> Option<usize> {
     let st = strides(from);
     match e.op() {
         Op::Permute(p) => Some(at.iter().enumerate().map(|(i, a)| a * st[p.get(i)]).sum()),
-        Op::Expand => Some(at.iter().zip(&st).zip(from).map(|((a, s), n)| if *n == 1 { 0 } else { a * s }).sum()),
-        Op::Shrink => {
-            Some(at.iter().zip(&e.args()[1..]).zip(&st).map(|((a, &o), s)| (a + index(o, env) as usize) * s).sum())
+        Op::Expand => {
+            Some(at.iter().zip(&st).zip(from).map(|((a, s), n)| if *n == 1 { 0 } else { a * s }).sum())
         }
+        Op::Shrink => Some(
+            at.iter().zip(&e.args()[1..]).zip(&st).map(|((a, &o), s)| (a + index(o, env) as usize) * s).sum(),
+        ),
         Op::Pad => at.iter().zip(&e.args()[1..]).zip(from).zip(&st).try_fold(0, |sum, (((a, &o), n), s)| {
             let a = a.checked_sub(index(o, env) as usize).filter(|a| a < n)?;
             Some(sum + a * s)
@@ -193,8 +195,11 @@ fn node(e: Ex, env: &Env, values: &HashMap<Id, Rc<Array>>) -> Array {
         }
         Op::Reduce(fold, axes) => {
             let a = arg(0);
-            let st: Vec<usize> =
-                strides(&dims).iter().enumerate().map(|(i, &s)| if axes >> i & 1 == 1 { 0 } else { s }).collect();
+            let st: Vec<usize> = strides(&dims)
+                .iter()
+                .enumerate()
+                .map(|(i, &s)| if axes >> i & 1 == 1 { 0 } else { s })
+                .collect();
             let mut data = vec![fold.identity(scalar); dims.iter().product()];
             let mut from = a.data.iter();
             for_each(&a.dims, |at| {
@@ -250,7 +255,9 @@ fn places(view: Ex, env: &Env, len: usize, values: &HashMap<Id, Rc<Array>>) -> V
                 out.extend_from_slice(&inner[r * row..(r + 1) * row]);
             }
         }
-        _ => for_each(&dims, |at| out.push(inner[source(view, env, &from, at).expect("a view has no padding")])),
+        _ => for_each(&dims, |at| {
+            out.push(inner[source(view, env, &from, at).expect("a view has no padding")])
+        }),
     }
     out
 }
@@ -293,6 +300,9 @@ mod tests {
         env.set(idx, [3i32, 0].iter().flat_map(|i| i.to_le_bytes()).collect());
         let both = g.input("both", DType::F32, [2, 2]);
         env.set_floats(both, &[1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(eval1(cache.gather(idx).assign(both), &env).floats(), [3.0, 4.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+        assert_eq!(
+            eval1(cache.gather(idx).assign(both), &env).floats(),
+            [3.0, 4.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0]
+        );
     }
 }

@@ -75,19 +75,15 @@ impl<'g> Proposal<'g, '_> {
     fn cpu_stage(&mut self, stage: usize) {
         let wide = (self.caps.vector_bytes / 4) as usize;
         if let Some((k, weights)) = self.byte_axis(stage).filter(|_| self.caps.dot4) {
-            let rows = self.outs(stage).into_iter().find(|(_, a)| a.extent() == Some(16) && reads(weights, a.range));
+            let rows =
+                self.outs(stage).into_iter().find(|(_, a)| a.extent() == Some(16) && reads(weights, a.range));
             if let Some((r, _)) = rows {
                 self.put(Action::Dot4, k, 0);
                 self.put(Action::Unroll, k, 0);
                 self.put(Action::Vector, r, wide);
                 self.put(Action::Upcast, r, 0);
-                // Tokens share the weights that one reads.
-                for (m, a) in self.outs(stage) {
-                    if !reads(weights, a.range) && a.extent().is_none_or(|e| e > 1) {
-                        self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4) as usize));
-                        break;
-                    }
-                }
+                self.unroll_small(stage, 2);
+                self.tokens(stage, weights);
                 self.put(Action::Prefetch, 0, PREFETCH / 64);
                 return;
             }
@@ -106,8 +102,28 @@ impl<'g> Proposal<'g, '_> {
         if let Some((_, i)) = best {
             self.put(Action::Vector, i, wide);
         }
+        self.unroll_small(stage, 8);
+    }
+
+    /// Tokens share the weights that one reads: in tiles where there is a unit for them, in registers otherwise. What is
+    /// left of them runs inside the rows, so that the rows' weights are still cached.
+    fn tokens(&mut self, stage: usize, weights: Ex<'g>) {
+        let outs = self.outs(stage);
+        let Some(&(m, a)) = outs.iter().find(|(_, a)| !reads(weights, a.range)) else { return };
+        let tiles = a.extent().is_some_and(|e| e % 16 == 0);
+        if !(tiles && self.put(Action::Tile, m, 16)) {
+            self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4) as usize));
+        }
+        if self.s.axes[m].kind() == Kind::Serial
+            && let Some(&(rows, _)) = outs.iter().rfind(|(i, _)| *i != m)
+        {
+            self.put(Action::Swap, m, rows);
+        }
+    }
+
+    fn unroll_small(&mut self, stage: usize, most: i64) {
         for (i, a) in self.reduces(stage) {
-            if a.extent().is_some_and(|e| e <= 8) {
+            if a.extent().is_some_and(|e| e <= most) {
                 self.put(Action::Unroll, i, 0);
             }
         }
@@ -115,35 +131,34 @@ impl<'g> Proposal<'g, '_> {
 
     fn gpu_stage(&mut self, stage: usize) {
         let single = self.s.kernel.stages.len() == 1;
+        let work = |a: &Axis| a.range.arg(0).bounds().1;
+        let lanes = self.caps.lanes as i64;
         if let Some((k, _)) = self.byte_axis(stage) {
             self.put(Action::Dot4, k, 0);
             self.put(Action::Unroll, k, 0);
         }
-        let work = |a: &Axis| a.range.arg(0).bounds().1;
-        let longest = self.reduces(stage).into_iter().max_by_key(|(_, a)| work(a));
-        let lanes = self.caps.lanes as i64;
-        match longest {
-            Some((b, a)) if work(&a) >= lanes || single => {
-                let n = lanes.min((work(&a) as u64).next_power_of_two() as i64);
+        self.unroll_small(stage, 2);
+        let rows = self.outs(stage).into_iter().max_by_key(|(_, a)| work(a));
+        // The innermost reduction that has enough rounds: neighbouring lanes read neighbouring blocks.
+        let shared = self.reduces(stage).into_iter().rfind(|(_, a)| work(a) >= 8);
+        match (shared, rows) {
+            (Some((b, a)), rows) => {
+                let n = lanes.min(1 << work(&a).ilog2());
                 self.put(Action::Lane, b, n as usize);
-                if let Some((r, a)) = self.outs(stage).into_iter().max_by_key(|(_, a)| work(a)) {
-                    let warps = (BLOCK / n).min(if single { 4 } else { BLOCK / n }).min(work(&a)).max(1);
-                    self.put(Action::Local, r, warps as usize);
-                } else if !single {
-                    self.put(Action::Group, b, (BLOCK / n).min(work(&a) / n).max(1) as usize);
+                match rows {
+                    Some((r, a)) if single => {
+                        self.put(Action::Upcast, r, work(&a).min(2) as usize);
+                        self.put(Action::Local, r, (128 / n).min(work(&a)).max(1) as usize);
+                        self.put(Action::Unroll, b, 2)
+                    }
+                    Some((r, a)) => self.put(Action::Local, r, (BLOCK / n).min(work(&a)).max(1) as usize),
+                    None => self.put(Action::Group, b, (BLOCK / n).min(work(&a) / n).max(1) as usize),
                 }
             }
-            _ => {
-                if let Some((r, a)) = self.outs(stage).into_iter().max_by_key(|(_, a)| work(a)) {
-                    self.put(Action::Local, r, work(&a).clamp(1, BLOCK) as usize);
-                }
-            }
-        }
-        for (i, a) in self.reduces(stage) {
-            if a.extent().is_some_and(|e| e <= 8) {
-                self.put(Action::Unroll, i, 0);
-            }
-        }
+            (None, Some((r, a))) => self.put(Action::Local, r, work(&a).clamp(1, BLOCK) as usize),
+            (None, None) => false,
+        };
+        self.unroll_small(stage, 8);
     }
 
     /// What is left of the outputs goes to the grid.

@@ -163,7 +163,9 @@ impl<'g> Scheduled<'g> {
         let mut axes: Vec<Axis> = kernel.rows.iter().map(|&range| Axis { range, role: Role::Row }).collect();
         for (s, stage) in kernel.stages.iter().enumerate() {
             axes.extend(stage.outs.iter().map(|&range| Axis { range, role: Role::Out(s) }));
-            axes.extend(reductions(stage.store).into_iter().map(|range| Axis { range, role: Role::Reduce(s) }));
+            axes.extend(
+                reductions(stage.store).into_iter().map(|range| Axis { range, role: Role::Reduce(s) }),
+            );
         }
         Scheduled { args: kernel.buffers(), kernel, axes, prefetch: 0, tile: None, fours: vec![] }
     }
@@ -394,10 +396,12 @@ impl<'g> Scheduled<'g> {
             Op::Range(..) => new(e),
             _ => e.with_args(&args),
         });
-        let stages = self.kernel.stages.iter().zip(simplify(&stores)).map(|(s, store)| Stage {
-            outs: s.outs.iter().map(|&r| new(r)).collect(),
-            store,
-        });
+        let stages = self
+            .kernel
+            .stages
+            .iter()
+            .zip(simplify(&stores))
+            .map(|(s, store)| Stage { outs: s.outs.iter().map(|&r| new(r)).collect(), store });
         Scheduled {
             kernel: Kernel {
                 g,
@@ -460,7 +464,9 @@ pub fn reductions<'g>(store: Ex<'g>) -> Vec<Ex<'g>> {
     let mut out: Vec<Ex> = vec![];
     for e in topo(&[store]).into_iter().rev() {
         if let Op::Fold(_, n) = e.op() {
-            out.extend(e.args()[n as usize..].iter().copied().filter(|r| !out.contains(r)).collect::<Vec<_>>());
+            out.extend(
+                e.args()[n as usize..].iter().copied().filter(|r| !out.contains(r)).collect::<Vec<_>>(),
+            );
         }
     }
     out

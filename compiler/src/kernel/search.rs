@@ -40,9 +40,12 @@ pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
             out.push(Action::Swap.on(i, j));
         }
     }
-    if s.prefetch == 0 {
-        out.extend([16, 32, 64, 128].map(|n| Action::Prefetch.on(0, n)));
-    }
+    out.extend(
+        [0, 8, 16, 32, 64, 128]
+            .map(|n| Action::Prefetch.on(0, n))
+            .into_iter()
+            .filter(|o| o.n as i64 * 64 != s.prefetch),
+    );
     out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
     out
 }
@@ -54,7 +57,13 @@ fn threads(s: &Scheduled, o: Opt, caps: &Caps) -> bool {
 }
 
 /// A random walk of at most `steps` moves that ends in something that compiles, as judged by `legal`.
-pub fn random(kernel: &Kernel, caps: &Caps, rng: &mut Rng, steps: usize, legal: impl Fn(&[Opt]) -> bool) -> Vec<Opt> {
+pub fn random(
+    kernel: &Kernel,
+    caps: &Caps,
+    rng: &mut Rng,
+    steps: usize,
+    legal: impl Fn(&[Opt]) -> bool,
+) -> Vec<Opt> {
     let mut s = Scheduled::new(kernel.clone());
     let mut opts = vec![];
     for _ in 0..rng.below(steps + 1) {

@@ -43,10 +43,10 @@ fn fits(s: Scalar, a: i64, b: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::{REDUCE, check, simplify1};
-    use crate::rewrite::rewrite;
     use super::*;
     use crate::dtype::DType;
     use crate::graph::{Ex, Graph, Kind, Op};
+    use crate::rewrite::rewrite;
     use crate::text;
 
     fn reduced(e: Ex) -> Ex {

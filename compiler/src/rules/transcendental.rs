@@ -11,9 +11,14 @@ use crate::scalar::{Binary, Unary};
 
 const F32: &[Scalar] = &[Scalar::F32];
 
-rules! { pub TRANSCENDENTAL for F32:
+rules! { pub EXPONENTIALS for F32:
     exp2:         (Exp2 x)                                  => exp2(x);
     log2:         (Log2 x)                                  => log2(x);
+}
+
+rules! {
+    /// For every target: a GPU's instruction is off by 4e-6 at the angles of a long context.
+    pub SINE for F32:
     sin:          (Sin x)                                   => sin(x);
 }
 
@@ -105,7 +110,7 @@ mod tests {
         let mut out = vec![];
         for first in (0..points.len()).step_by(LANES as usize) {
             let x = g.make(Op::Load, Scalar::F32.vec(LANES), &[m, g.int(first as i64)]);
-            let e = rewrite(&[TRANSCENDENTAL], &[x.unary(op)])[0];
+            let e = rewrite(&[EXPONENTIALS, SINE], &[x.unary(op)])[0];
             assert!(e.topo().iter().all(|n| n.op() != Op::Unary(op)));
             let mut load = |_: Ex, i: i64| Bits::float(points.get(i as usize).copied().unwrap_or(1.0));
             let mut env = Env { ranges: HashMap::new(), symbols: HashMap::new(), load: &mut load };

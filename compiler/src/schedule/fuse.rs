@@ -185,9 +185,7 @@ fn group(items: &[Item]) -> Vec<Group> {
         let joins = |g: usize| {
             let group = &groups[g];
             // A reader that the group's own result reaches by a way around it would have to run before itself.
-            let around = all
-                .iter()
-                .any(|&d| home[d] != g && needs[d].iter().any(|n| home[*n] == g));
+            let around = all.iter().any(|&d| home[d] != g && needs[d].iter().any(|n| home[*n] == g));
             let assigns = |m: &usize| items[*m].tensor.op() == Op::Assign;
             if around || assigns(&i) || group.members.iter().any(assigns) {
                 return None;
@@ -219,7 +217,12 @@ fn group(items: &[Item]) -> Vec<Group> {
 }
 
 /// Groups in an order where each comes after what it reads, and after the readers of a buffer that it overwrites.
-fn sort_groups(groups: Vec<Group>, items: &[Item], number: &HashMap<Id, usize>, home: &[usize]) -> Vec<Group> {
+fn sort_groups(
+    groups: Vec<Group>,
+    items: &[Item],
+    number: &HashMap<Id, usize>,
+    home: &[usize],
+) -> Vec<Group> {
     let mut before: Vec<HashSet<usize>> = vec![HashSet::new(); groups.len()];
     for (i, item) in items.iter().enumerate() {
         for (t, ..) in reads(&item.roots()).into_iter().map(at_parts) {
@@ -275,7 +278,8 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
             let bytes = inner.bounds().1.saturating_mul(t.dtype().bytes() as i64);
             let mem = if t.op() == Op::Assign {
                 assigned(t)
-            } else if outside.contains(&t.id) || local_bytes + bytes > LOCAL_BYTES || inner.as_int().is_none() {
+            } else if outside.contains(&t.id) || local_bytes + bytes > LOCAL_BYTES || inner.as_int().is_none()
+            {
                 let name = format!("{}{k}_{n}", if asked.contains(&t.id) { "out" } else { "t" });
                 let b = g.new_buffer(&name, t.dtype(), &t.dims());
                 if !asked.contains(&t.id) {

@@ -80,8 +80,11 @@ impl<'g, 'a> Lower<'g, 'a> {
             }
             Op::Expand => {
                 let from = t.arg(0).dims();
-                let idx: Vec<_> =
-                    idx.iter().zip(&from).map(|(&i, d)| if d.as_int() == Some(1) { zero() } else { i }).collect();
+                let idx: Vec<_> = idx
+                    .iter()
+                    .zip(&from)
+                    .map(|(&i, d)| if d.as_int() == Some(1) { zero() } else { i })
+                    .collect();
                 self.element(t.arg(0), &idx, gate, depth)
             }
             Op::Permute(p) => {

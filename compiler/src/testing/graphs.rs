@@ -401,8 +401,8 @@ impl<'g> Builder<'g, '_> {
         let x = QuantX {
             q: part("q", DType::I8, &[cols / 32, 32], Fill::Ints(-127, 127)),
             d: part("d", DType::F32, &[cols / 32], Fill::Between(0.001, 0.02)),
-            s16: part("s16", DType::I32, &[cols / 16], Fill::Ints(-1000, 1000)),
-            s32: part("s32", DType::I32, &[cols / 32], Fill::Ints(-1000, 1000)),
+            s16: part("s16", DType::F32, &[cols / 16], Fill::Normal(10.0)),
+            s32: part("s32", DType::F32, &[cols / 32], Fill::Normal(10.0)),
         };
         Some(planes.linear_q8(&x))
     }

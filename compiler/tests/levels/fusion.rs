@@ -46,8 +46,8 @@ fn products_take_their_neighbours_along() {
         let x = ops::QuantX {
             q: part("x.q", DType::I8, &[1, 64, 32]),
             d: part("x.d", DType::F32, &[1, 64]),
-            s16: part("x.s16", DType::I32, &[1, 128]),
-            s32: part("x.s32", DType::I32, &[1, 64]),
+            s16: part("x.s16", DType::F32, &[1, 128]),
+            s32: part("x.s32", DType::F32, &[1, 64]),
         };
         vec![gate.linear_q8(&x).silu() * up.linear_q8(&x)]
     });
@@ -83,6 +83,7 @@ fn a_large_product_keeps_its_parallelism() {
 }
 
 #[test]
+#[expect(clippy::erasing_op)]
 fn what_nobody_reads_is_not_computed() {
     let g = Graph::new();
     let p = schedule(&g, |b| {
