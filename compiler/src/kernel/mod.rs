@@ -326,7 +326,8 @@ impl<'g> Scheduled<'g> {
             }
             Op::Load if guard.is_some() => {
                 // What another row writes to this memory is not there to be read.
-                let shared = matches!(args[0].op(), Op::Buffer(_)) && stores.iter().any(|s| s.arg(0) == args[0]);
+                let shared =
+                    matches!(args[0].op(), Op::Buffer(_)) && stores.iter().any(|s| s.arg(0) == args[0]);
                 let own = shared && args[1] != e.arg(1);
                 let (was, now) = (e.arg(1).bounds().1, args[1].bounds().1);
                 if !own && (now <= was || now < length(args[0]).bounds().0) {
