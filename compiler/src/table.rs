@@ -322,6 +322,10 @@ pub fn cases(most_rows: i64) -> Vec<Case> {
                 out.push(Case::linear(format, rows.min(most_rows), cols, tokens));
             }
         }
+        // Whole tiles of tokens.
+        for (rows, cols) in ODD {
+            out.push(Case::linear(format, rows, cols, 16));
+        }
         let experts =
             |form, rows: i64, cols| Case { form, format, rows: rows.min(most_rows), cols, tokens: 1 };
         out.push(experts(Form::GateUp { experts: 64, used: 4 }, 1536, 2048));
