@@ -70,6 +70,13 @@ pub fn observe<'g>(
     // A CPU's vectors come from its vector ranges; what one thread of a GPU reads next to each other is one load.
     let linear = if caps.lanes > 1 { widen::widen(linear, caps.vector_bytes as usize) } else { linear };
     after("widen loads", Ir::Linear(&linear));
+    let local: usize = linear.locals.iter().map(|l| l.len * l.dtype.bytes()).sum();
+    if local > caps.local_bytes || linear.threads > caps.max_threads {
+        return Err(Illegal(format!(
+            "{local} bytes of local memory and {} threads are too many",
+            linear.threads
+        )));
+    }
     Ok(linear)
 }
 

@@ -304,7 +304,7 @@ impl<'g> Scheduled<'g> {
     }
 
     /// Puts `index` for `old` everywhere; folds over `old` go over `ranges` instead. Where `guard` is false there is
-    /// no element: nothing is stored, folded, or read past the end of a buffer.
+    /// no element: nothing is stored, folded, or read past the end of a buffer or from what another row writes.
     fn replace(&mut self, old: Ex<'g>, index: Ex<'g>, ranges: &[Ex<'g>], guard: Option<Ex<'g>>) {
         let g = self.kernel.g;
         let stores = self.kernel.stores();
@@ -325,8 +325,12 @@ impl<'g> Scheduled<'g> {
                 e.with_args(&args)
             }
             Op::Load if guard.is_some() => {
+                // What another row writes to this memory is not there to be read.
+                let shared =
+                    matches!(args[0].op(), Op::Buffer(_)) && stores.iter().any(|s| s.arg(0) == args[0]);
+                let own = shared && args[1] != e.arg(1);
                 let (was, now) = (e.arg(1).bounds().1, args[1].bounds().1);
-                if now <= was || now < length(args[0]).bounds().0 {
+                if !own && (now <= was || now < length(args[0]).bounds().0) {
                     return e.with_args(&args);
                 }
                 gated(e, args, 2, guard.unwrap())

@@ -56,7 +56,7 @@ fn threads(s: &Scheduled, o: Opt, caps: &Caps) -> bool {
     s.apply(o, caps).is_ok() && (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64)
 }
 
-/// A random walk of at most `steps` moves that ends in something that compiles, as judged by `legal`.
+/// A random walk of at most `steps` moves, cut back to what compiles, as judged by `legal`.
 pub fn random(
     kernel: &Kernel,
     caps: &Caps,
@@ -72,12 +72,11 @@ pub fn random(
             break;
         }
         let o = *rng.choose(&choices);
+        s.apply(o, caps).expect("moves apply");
         opts.push(o);
-        if legal(&opts) {
-            s.apply(o, caps).expect("moves apply");
-        } else {
-            opts.pop();
-        }
+    }
+    while !opts.is_empty() && !legal(&opts) {
+        opts.pop();
     }
     opts
 }

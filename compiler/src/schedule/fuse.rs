@@ -112,7 +112,13 @@ impl<'g> Item<'g> {
         let mut lower = Lower::new(g, kept);
         if tensor.op() == Op::Assign {
             let axes = lower.axes(&tensor.arg(0).dims());
-            let place = lower.place(tensor.arg(0), &axes);
+            // The place is in the buffer, even where a view on the way there is kept for somebody else.
+            let (mut kept, mut view) = (kept.clone(), tensor.arg(0));
+            while !matches!(view.op(), Op::Buffer(_) | Op::Assign) {
+                kept.remove(&view.id);
+                view = view.arg(0);
+            }
+            let place = Lower::new(g, &kept).place(tensor.arg(0), &axes);
             // The value may itself be kept.
             let body = lower.element(tensor.arg(1), &axes, None, 0);
             return Item { tensor, axes, body: simplify1(body), place: Some(simplify1(place)) };

@@ -112,9 +112,10 @@ fn assign(g: &Graph) -> Built<'_> {
         let (pos, tokens) = (g.symbol("pos", (0, 13)), g.symbol("tokens", (1, 4)));
         let cache = b.f32("cache", &[17, 20]);
         let x = b.add(g.input("x", DType::F32, [tokens, g.int(20)]), Fill::Normal(1.0));
-        let after = cache.slice_dim(0, pos, tokens).assign(x * 2.0);
+        let view = cache.slice_dim(0, pos, tokens);
+        let after = view.assign(x * 2.0);
         let seen = after.slice_dim(0, g.int(0), pos + 1);
-        vec![after, seen.sum(0), seen.max(-1)]
+        vec![after, seen.sum(0), seen.max(-1), view]
     })
 }
 

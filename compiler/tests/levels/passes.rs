@@ -84,8 +84,7 @@ fn check_passes(kernel: &Kernel, opts: &[Opt], caps: &Caps, before: &Memory, wan
         }
     });
     compiled.unwrap_or_else(|why| panic!("{} with {}: {why}", kernel.name, show(opts)));
-    assert_eq!(seen.first(), Some(&"split ranges"));
-    assert_eq!(seen.last(), Some(&"widen loads"));
+    assert!(seen.contains(&"split ranges") && seen.contains(&"linearise"), "{seen:?}");
 }
 
 /// All kernels of a program under the heuristic's schedule and `random` others.
