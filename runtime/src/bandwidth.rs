@@ -209,7 +209,7 @@ mod tests {
             device.run(&mut device.prepare(plan).unwrap(), &[]).unwrap();
             let mut found = vec![0; 4 * count];
             device.read(&sums.whole(), 0, &mut found).unwrap();
-            let each = (BLOCK as u32 / 4 / threads).to_le_bytes();
+            let each = (PATTERN as u32).wrapping_mul(BLOCK as u32 / 4 / threads).to_le_bytes();
             assert_eq!(found, each.repeat(count));
         }
     }

@@ -327,9 +327,13 @@ impl<'g> Linearizer<'g> {
                 let gate = e.args().get(2).map(|&c| self.value(c));
                 let (dst, mem) = (self.out.reg(n.dtype), self.memory[&e.arg(0).id]);
                 self.push(Inst::Load { dst, mem, index, offset, gate });
-                if self.prefetch > 0 && n.dtype.bytes() >= 32 && self.scopes.len() > 1 && gate.is_none() {
-                    let ahead = self.prefetch / n.dtype.scalar.bytes() as i64;
-                    self.push(Inst::Prefetch { mem, index, offset: offset + ahead });
+                if self.prefetch > 0
+                    && n.dtype.scalar.bytes() == 1
+                    && n.dtype.lanes >= 32
+                    && self.scopes.len() > 1
+                    && gate.is_none()
+                {
+                    self.push(Inst::Prefetch { mem, index, offset: offset + self.prefetch });
                 }
                 return dst;
             }

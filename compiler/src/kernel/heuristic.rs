@@ -14,6 +14,9 @@ use std::collections::HashSet;
 /// Bytes to fetch ahead of a stream of weights; with huge pages this reaches the speed of a bare read loop.
 const PREFETCH: usize = 4096;
 
+/// The same where the stream hops from expert to expert: what is fetched past the end of a hop is not read.
+const HOPPING: usize = 1024;
+
 /// Threads of a GPU block that share one long row.
 const BLOCK: i64 = 256;
 
@@ -84,7 +87,8 @@ impl<'g> Proposal<'g, '_> {
                 self.put(Action::Upcast, r, 0);
                 self.unroll_small(stage, 2);
                 self.tokens(stage, weights);
-                self.put(Action::Prefetch, 0, PREFETCH / 64);
+                let hops = self.reduces(stage).iter().any(|(_, a)| chosen_by(weights, a.range));
+                self.put(Action::Prefetch, 0, if hops { HOPPING } else { PREFETCH } / 64);
                 return;
             }
         }
@@ -187,6 +191,12 @@ fn wide_numbers(store: Ex) -> bool {
         }
     }
     store.dtype() == DType::INDEX
+}
+
+/// Do the weights lie where a table says, by this range?
+fn chosen_by(weights: Ex, range: Ex) -> bool {
+    let index = |e: &Ex| topo(&[e.arg(1)]).iter().any(|i| i.op() == Op::Load && reads(*i, range));
+    topo(&[weights]).iter().any(|e| e.op() == Op::Load && index(e))
 }
 
 /// How well the loads and the store take to this axis in lanes: consecutive is good, strided bad.
