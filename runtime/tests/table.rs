@@ -3,7 +3,7 @@
 
 use compiler::codegen::Caps;
 use compiler::quant::Layout;
-use compiler::table::cases;
+use compiler::table::{Case, cases};
 use runtime::check::check;
 use runtime::cpu::{CpuDevice, Options, Tier};
 use runtime::device::Device;
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Of the large matrices; the odd ones are whole.
 const ROWS: i64 = 3;
-/// Random schedules of a row on each tier.
-const SCHEDULES: usize = 20;
+/// Random schedules of a row: none here, the random graphs have theirs; `glimmer check` tries 20 of each.
+const SCHEDULES: usize = 0;
 
 #[test]
 fn every_row_on_every_tier_of_the_cpu() {
@@ -25,11 +25,14 @@ fn every_row_on_every_tier_of_the_cpu() {
         }
     }
     let devices: Vec<&dyn Device> = devices.iter().map(|d| d as &dyn Device).collect();
-    let cases = cases(ROWS);
+    // The long rows and many tokens of the rarer formats are left to `glimmer check`: the interpreter is slow.
+    let common = ["Q4_0", "Q4_K", "Q6_K"];
+    let quick =
+        |c: &Case| c.cols <= 2048 && c.tokens <= 2 || common.contains(&c.format.name) && c.tokens <= 8;
+    let cases: Vec<Case> = cases(ROWS).into_iter().filter(quick).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(case) = cases.get(next.fetch_add(1, Relaxed)) {
-            // Random schedules are spread over the rows, so that each row has its share on some tier.
             check(&devices, Layout::Interleaved16, case, SCHEDULES / devices.len().max(1), 1)
                 .unwrap_or_else(|e| panic!("{e}"));
         }
