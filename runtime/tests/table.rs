@@ -26,7 +26,7 @@ fn quick_rows_on_every_tier_of_the_cpu() {
     // The long rows and many tokens of the rarer formats are left to `glimmer check`: the interpreter is slow.
     let common = ["Q4_0", "Q4_K", "Q6_K"];
     let quick =
-        |c: &Case| c.cols <= 2048 && c.tokens <= 2 || common.contains(&c.format.name) && c.tokens <= 8;
+        |c: &Case| c.cols <= 2048 && c.tokens <= 2 || common.contains(&c.format.name) && c.tokens <= 16;
     let cases: Vec<Case> = cases(ROWS).into_iter().filter(quick).collect();
     let next = AtomicUsize::new(0);
     let work = || {
