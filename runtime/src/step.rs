@@ -98,12 +98,7 @@ impl Module {
     }
 
     /// Appends the launches, each buffer at its slot's slice and the temporaries in `scratch`.
-    pub fn push(
-        &self,
-        plan: &mut Plan,
-        memory: &HashMap<u32, Slice>,
-        scratch: &Buffer,
-    ) -> Result<(), Error> {
+    pub fn push(&self, plan: &mut Plan, memory: &HashMap<u32, Slice>, scratch: &Buffer) -> Result<(), Error> {
         let mut memory = memory.clone();
         for &(slot, at, bytes) in &self.temps {
             memory.insert(slot, scratch.slice(at, bytes)?);

@@ -301,7 +301,11 @@ impl<'a> Reader<'a> {
         let elements = match elements {
             Some(n) if n > 0 => n,
             _ => {
-                return Err(self.invalid(&field, "sizes from 1 to 2^60 elements in all", format!("{dims:?}")));
+                return Err(self.invalid(
+                    &field,
+                    "sizes from 1 to 2^60 elements in all",
+                    format!("{dims:?}"),
+                ));
             }
         };
         let row = dims[dims.len() - 1];
