@@ -199,7 +199,7 @@ mod tests {
             "tokenizer.ggml.tokens                          [\"!\", \"\\\"\",",
             "... 8192 in all]",
             "  Q4_K",
-            "  blk.1.ffn_down_exps.weight           Q6_K",
+            "  blk.1.ffn_down_exps.weight           Q4_K            16 × 256 × 256",
             "KV cache    1120 numbers a position, 4.48 kB in f32",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
