@@ -10,4 +10,6 @@ pub mod ffn;
 pub mod gguf;
 pub mod model;
 pub mod rope;
+pub mod size;
+pub mod synth;
 pub mod weights;
