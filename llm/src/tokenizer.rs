@@ -18,15 +18,21 @@ use std::collections::HashMap;
 pub enum Error {
     #[error(transparent)]
     File(#[from] gguf::Error),
-    #[error("{file}: `tokenizer.ggml.model` is {model:?}; the known ones are gpt2 (byte-level BPE) and llama (SentencePiece)")]
+    #[error(
+        "{file}: `tokenizer.ggml.model` is {model:?}; the known ones are gpt2 (byte-level BPE) and llama (SentencePiece)"
+    )]
     Model { file: String, model: String },
     #[error("{file}: `tokenizer.ggml.pre` is {pre:?}; the known ones are {known}")]
     Pre { file: String, pre: String, known: String },
-    #[error("{file}: `{key}` has {got} entries; expected {expected}, one for each of `tokenizer.ggml.tokens`")]
+    #[error(
+        "{file}: `{key}` has {got} entries; expected {expected}, one for each of `tokenizer.ggml.tokens`"
+    )]
     Length { file: String, key: &'static str, got: usize, expected: usize },
     #[error("{file}: `{key}` is {id}; the vocabulary has {size} tokens")]
     Id { file: String, key: String, id: i64, size: usize },
-    #[error("`tokenizer.ggml.merges` entry {index} is {merge:?}; expected two texts with a space between them")]
+    #[error(
+        "`tokenizer.ggml.merges` entry {index} is {merge:?}; expected two texts with a space between them"
+    )]
     Merge { index: usize, merge: String },
 }
 
@@ -111,15 +117,39 @@ const FIM_ENDS: &[(&str, &[&str])] = &[
 const FIM_PARTS: &[(&str, &[&str])] = &[
     (
         "tokenizer.ggml.fim_pre_token_id",
-        &["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"],
+        &[
+            "<|fim_prefix|>",
+            "<fim-prefix>",
+            "<fim_prefix>",
+            "<｜fim▁begin｜>",
+            "<PRE>",
+            "▁<PRE>",
+            "<|code_prefix|>",
+        ],
     ),
     (
         "tokenizer.ggml.fim_suf_token_id",
-        &["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"],
+        &[
+            "<|fim_suffix|>",
+            "<fim-suffix>",
+            "<fim_suffix>",
+            "<｜fim▁hole｜>",
+            "<SUF>",
+            "▁<SUF>",
+            "<|code_suffix|>",
+        ],
     ),
     (
         "tokenizer.ggml.fim_mid_token_id",
-        &["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"],
+        &[
+            "<|fim_middle|>",
+            "<fim-middle>",
+            "<fim_middle>",
+            "<｜fim▁end｜>",
+            "<MID>",
+            "▁<MID>",
+            "<|code_middle|>",
+        ],
     ),
 ];
 
@@ -158,8 +188,11 @@ impl Tokenizer {
         let (model, piece): (Model, fn(Kind, &str, &mut Vec<u8>)) = match file.text("tokenizer.ggml.model")? {
             "gpt2" => {
                 let pre = file.text("tokenizer.ggml.pre")?;
-                let pre = Pre::named(pre)
-                    .ok_or_else(|| Error::Pre { file: name(), pre: pre.into(), known: Pre::names() })?;
+                let pre = Pre::named(pre).ok_or_else(|| Error::Pre {
+                    file: name(),
+                    pre: pre.into(),
+                    known: Pre::names(),
+                })?;
                 let merges = file.strings("tokenizer.ggml.merges")?;
                 (Model::Bpe(Bpe::new(&index, tokens.len() as u32, &merges)?, pre), decode::byte_level_piece)
             }

@@ -62,7 +62,9 @@ fn recorded_ids() {
 fn long_texts_take_no_quadratic_time() {
     for name in ["glm-4.7-flash", "llama-spm", "deepseek-coder"] {
         let tokenizer = vocabulary(name);
-        for text in ["a".repeat(1 << 20), " ".repeat(1 << 20), "<|user|>".repeat(1 << 17), "ab\n".repeat(1 << 18)] {
+        for text in
+            ["a".repeat(1 << 20), " ".repeat(1 << 20), "<|user|>".repeat(1 << 17), "ab\n".repeat(1 << 18)]
+        {
             let started = Instant::now();
             let ids = tokenizer.encode(&text, true);
             assert_eq!(tokenizer.decode(&ids), text, "{name}");

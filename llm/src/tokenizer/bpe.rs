@@ -39,7 +39,8 @@ impl Symbols<'_> {
         }
         let symbol = self.tokens + self.spelled.len() as u32;
         let mut buffer = [0; 4];
-        let letters = text.chars().filter_map(|c| self.index.get(c.encode_utf8(&mut buffer) as &str).copied());
+        let letters =
+            text.chars().filter_map(|c| self.index.get(c.encode_utf8(&mut buffer) as &str).copied());
         self.spelled.push(letters.collect());
         self.others.insert(text.to_string(), symbol);
         symbol

@@ -301,8 +301,19 @@ fn is_hangul(c: char) -> bool {
 }
 
 fn is_cjk_punctuation(c: char) -> bool {
-    matches!(c, '\u{ff01}' | '\u{ff0c}' | '\u{ff1a}' | '\u{ff1b}' | '\u{2014}' | '\u{2018}' | '\u{2019}' | '\u{201c}' | '\u{201d}' | '\u{2026}')
-        || matches!(c, '\u{3001}'..='\u{303f}' | '\u{fe30}'..='\u{fe4f}')
+    matches!(
+        c,
+        '\u{ff01}'
+            | '\u{ff0c}'
+            | '\u{ff1a}'
+            | '\u{ff1b}'
+            | '\u{2014}'
+            | '\u{2018}'
+            | '\u{2019}'
+            | '\u{201c}'
+            | '\u{201d}'
+            | '\u{2026}'
+    ) || matches!(c, '\u{3001}'..='\u{303f}' | '\u{fe30}'..='\u{fe4f}')
 }
 
 fn is_bopomofo(c: char) -> bool {
@@ -350,7 +361,11 @@ mod tests {
     fn words() {
         check("gpt-2", "I'll  go\n\n 12ab!?", &["I", "'ll", " ", " go", "\n\n", " 12", "ab", "!?"]);
         check("gpt-2", "I'LL", &["I", "'", "LL"]);
-        check("glm4", "I'LL  go\r\n x 1234ab!?\n", &["I", "'LL", " ", " go", "\r\n", " x", " ", "123", "4", "ab", "!?\n"]);
+        check(
+            "glm4",
+            "I'LL  go\r\n x 1234ab!?\n",
+            &["I", "'LL", " ", " go", "\r\n", " x", " ", "123", "4", "ab", "!?\n"],
+        );
         check("qwen2", "a12  ", &["a", "1", "2", "  "]);
         check("smollm", "a 12", &["a", " ", "1", "2"]);
         check("deepseek-llm", "Äpfel \u{3000}x 12 ", &["Ä", "pfel", " ", "\u{3000}x", " ", "12", " "]);

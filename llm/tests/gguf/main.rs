@@ -12,7 +12,10 @@ fn corpus() -> Vec<(String, Vec<u8>)> {
     files.retain(|f| f.extension().is_some_and(|e| e == "gguf"));
     files.sort();
     assert!(files.len() >= 4, "the corpus is gone");
-    files.iter().map(|f| (f.file_name().unwrap().to_string_lossy().into(), std::fs::read(f).unwrap())).collect()
+    files
+        .iter()
+        .map(|f| (f.file_name().unwrap().to_string_lossy().into(), std::fs::read(f).unwrap()))
+        .collect()
 }
 
 #[test]
@@ -83,5 +86,8 @@ fn damaged_files_are_refused_or_sound() {
             Err(_) => panic!("{rng}: the parser failed"),
         }
     }
-    assert!(opened > 2000 && refused > 20_000, "{opened} opened, {refused} refused: the mutations miss the point");
+    assert!(
+        opened > 2000 && refused > 20_000,
+        "{opened} opened, {refused} refused: the mutations miss the point"
+    );
 }
