@@ -5,6 +5,9 @@ mod bench;
 mod check;
 mod device;
 mod dump;
+mod inspect;
+mod model;
+mod synth;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -15,6 +18,8 @@ fn main() -> ExitCode {
         args::Command::Bench(b) => bench::run(b),
         args::Command::Check(c) => check::run(c),
         args::Command::Dump(d) => dump::run(d),
+        args::Command::Inspect(i) => inspect::run(i),
+        args::Command::Synth(s) => synth::run(s),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
