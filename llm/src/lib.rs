@@ -12,4 +12,6 @@ pub mod model;
 pub mod rope;
 pub mod size;
 pub mod synth;
+pub mod template;
+pub mod tokenizer;
 pub mod weights;
