@@ -1,1 +1,3 @@
 //! Models as tensor expressions.
+
+pub mod sample;
