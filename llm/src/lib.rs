@@ -1,3 +1,4 @@
 //! Models as tensor expressions.
 
 pub mod sample;
+pub mod stream;

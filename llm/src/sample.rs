@@ -78,12 +78,12 @@ impl Sampler {
     /// nothing is possible, the answer is token 0.
     pub fn sample(&mut self, logits: &mut [f32], history: &[u32]) -> u32 {
         self.adjust(logits, history);
-        // Also for a temperature that is no number.
-        if !(self.how.temperature > 0.0) {
-            return greedy(logits);
+        if self.how.temperature > 0.0 {
+            self.filter(logits);
+            self.draw()
+        } else {
+            greedy(logits)
         }
-        self.filter(logits);
-        self.draw()
     }
 
     /// Bias and penalties; afterwards every logit is finite or minus infinity.
