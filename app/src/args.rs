@@ -23,6 +23,25 @@ pub enum Command {
     Check(Check),
     /// Shows what the compiler makes of one kernel of the table
     Dump(Dump),
+    /// Fetches a model from Hugging Face into the cache, and prints its path
+    #[command(after_help = "Examples:
+  glimmer pull smollm2-135m
+  glimmer pull glm-4.7-flash:q4_0
+  glimmer pull hf:unsloth/Qwen3-4B-GGUF:Q8_0
+  glimmer pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q4_0.gguf
+
+A download that was broken off is continued. Files lie in $XDG_CACHE_HOME/glimmer or ~/.cache/glimmer.")]
+    Pull(Pull),
+    /// Lists the models that have names, and what is on this machine
+    #[command(after_help = "Examples:
+  glimmer models")]
+    Models,
+    /// Prints a completion script for a shell
+    #[command(after_help = "Examples:
+  glimmer completions bash > ~/.local/share/bash-completion/completions/glimmer
+  glimmer completions zsh > ~/.zfunc/_glimmer
+  glimmer completions fish > ~/.config/fish/completions/glimmer.fish")]
+    Completions { shell: clap_complete::Shell },
 }
 
 #[derive(clap::Args, Clone)]
@@ -140,4 +159,13 @@ pub enum DumpWhat {
     Kernel,
     Linear,
     Asm,
+}
+
+#[derive(clap::Args)]
+pub struct Pull {
+    /// A known name (see `glimmer models`), NAME:QUANT, hf:OWNER/REPO:QUANT or hf:OWNER/REPO/FILE.gguf
+    pub name: String,
+    /// A mirror of huggingface.co
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
 }

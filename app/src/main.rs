@@ -5,8 +5,11 @@ mod bench;
 mod check;
 mod device;
 mod dump;
+mod fetch;
+mod names;
+mod pull;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -15,6 +18,12 @@ fn main() -> ExitCode {
         args::Command::Bench(b) => bench::run(b),
         args::Command::Check(c) => check::run(c),
         args::Command::Dump(d) => dump::run(d),
+        args::Command::Pull(p) => pull::run(p),
+        args::Command::Models => pull::list(),
+        args::Command::Completions { shell } => {
+            clap_complete::generate(*shell, &mut args::Args::command(), "glimmer", &mut std::io::stdout());
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
