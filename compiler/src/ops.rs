@@ -86,12 +86,17 @@ pub fn rope<'g>(x: Tensor<'g>, cos: Tensor<'g>, sin: Tensor<'g>, style: Rope) ->
     (p * cos.unsqueeze(pair) + quarter * sin.unsqueeze(pair)).reshape_last(2, &[n])
 }
 
-/// `[.., n, k]`: is element i of the row the r-th largest? Equals rank by position. O(n²): for a router's few experts.
-fn has_rank(x: Tensor, k: i64) -> Tensor {
+/// How many elements of its row stand before each in falling order, i32 `[.., n]`; equals rank by position. O(n²): for a
+/// router's few experts.
+fn rank(x: Tensor) -> Tensor {
     let (i, j) = (x.unsqueeze(-1), x.unsqueeze(-2));
     let before = j.positions(-1).lt(i.positions(-2));
-    let rank = (j.gt(i) | (j.eq(i) & before)).cast(Scalar::I32).sum(-1);
-    rank.eq(x.graph().iota(k))
+    (j.gt(i) | (j.eq(i) & before)).cast(Scalar::I32).sum(-1).squeeze(-1)
+}
+
+/// `[.., n, k]`: is element i of the row the r-th largest?
+fn has_rank(x: Tensor, k: i64) -> Tensor {
+    rank(x).unsqueeze(-1).eq(x.graph().iota(k))
 }
 
 /// The elements of x `[.., n]` that `chosen` `[.., n, k]` (one of each column) picks: `[.., k]`.
@@ -122,6 +127,22 @@ pub struct Router {
     /// Do the weights of a token sum to `scale`?
     pub normalise: bool,
     pub scale: f32,
+    /// Experts come in this many groups, and a token chooses from the best `groups_used` of them.
+    pub groups: i64,
+    pub groups_used: i64,
+}
+
+/// The scores with those of all but the best groups out of reach. A group is as good as its best expert under softmax
+/// (DeepSeek-V2), as its best two together under sigmoid (DeepSeek-V3).
+fn best_groups(scores: Tensor, r: Router) -> Tensor {
+    let n = scores.size(-1);
+    let grouped = scores.reshape_last(1, &[r.groups, n / r.groups]);
+    let group = match r.gate {
+        Gate::Sigmoid => top_k(grouped, 2.min(n / r.groups)).0.sum(-1),
+        Gate::Softmax => grouped.max(-1),
+    };
+    let kept = rank(group.squeeze(-1)).lt(r.groups_used).unsqueeze(-1);
+    kept.select(grouped, f32::MIN.tensor(grouped)).reshape_last(2, &[n])
 }
 
 /// Experts (i32) and their weights, both `[.., k]`. The bias takes part in the choice only, never in the weights.
@@ -130,7 +151,9 @@ pub fn router<'g>(logits: Tensor<'g>, bias: Option<Tensor<'g>>, r: Router) -> (T
         Gate::Sigmoid => logits.sigmoid(),
         Gate::Softmax => logits.softmax(-1),
     };
-    let chosen = has_rank(bias.map_or(scores, |b| scores + b), r.k);
+    let choice = bias.map_or(scores, |b| scores + b);
+    let choice = if r.groups > 1 { best_groups(choice, r) } else { choice };
+    let chosen = has_rank(choice, r.k);
     let mut weights = pick(chosen, scores);
     if r.normalise {
         // The epsilon of the published models: keeps scores that all underflow from dividing by zero.
@@ -301,18 +324,22 @@ mod tests {
     }
 
     #[test]
-    fn the_bias_chooses_experts_but_does_not_weigh_them() {
+    fn groups_and_bias_choose_experts_but_do_not_weigh_them() {
         let (n, k) = (16, 4);
-        for (gate, normalise, biased) in
-            [(Gate::Sigmoid, true, true), (Gate::Softmax, false, false), (Gate::Softmax, true, true)]
-        {
+        for (gate, normalise, biased, groups) in [
+            (Gate::Sigmoid, true, true, 1),
+            (Gate::Softmax, false, false, 1),
+            (Gate::Softmax, true, true, 1),
+            (Gate::Sigmoid, true, true, 4),
+            (Gate::Softmax, false, false, 4),
+        ] {
             let (g, mut env) = (Graph::new(), Env::default());
             let (x, b) = (g.input("logits", DType::F32, [3, n]), g.input("bias", DType::F32, [n]));
             let (logits, bias) = (random(48, 3.0, 4), random(16, 0.5, 5));
             env.set_floats(x, &logits);
             env.set_floats(b, &bias);
-            let (experts, weights) =
-                router(x, biased.then_some(b), Router { gate, k, normalise, scale: 1.8 });
+            let r = Router { gate, k, normalise, scale: 1.8, groups, groups_used: 2.min(groups) };
+            let (experts, weights) = router(x, biased.then_some(b), r);
             let out = eval(&[experts, weights], &env);
             for (t, row) in logits.chunks(n as usize).enumerate() {
                 let scores = match gate {
@@ -320,8 +347,21 @@ mod tests {
                     Gate::Softmax => softmax(row),
                 };
                 let key = |i: &usize| scores[*i] + if biased { bias[*i] as f64 } else { 0.0 };
-                let mut order: Vec<usize> = (0..n as usize).collect();
-                order.sort_by(|a, b| key(b).total_cmp(&key(a)));
+                let falling = |a: &f64, b: &f64| b.total_cmp(a);
+                let mut by_group: Vec<(f64, usize)> = (0..groups as usize)
+                    .map(|g| {
+                        let size = (n / groups) as usize;
+                        let mut keys: Vec<f64> = (g * size..(g + 1) * size).map(|i| key(&i)).collect();
+                        keys.sort_by(falling);
+                        (if gate == Gate::Sigmoid { keys[0] + keys[1] } else { keys[0] }, g)
+                    })
+                    .collect();
+                by_group.sort_by(|a, b| falling(&a.0, &b.0));
+                let open = |i: &usize| {
+                    by_group[..r.groups_used as usize].iter().any(|g| g.1 == *i / (n / groups) as usize)
+                };
+                let mut order: Vec<usize> = (0..n as usize).filter(open).collect();
+                order.sort_by(|a, b| falling(&key(a), &key(b)));
                 let chosen: Vec<f64> = order[..4].iter().map(|&i| scores[i]).collect();
                 let norm = if normalise { chosen.iter().sum() } else { 1.0 };
                 let experts: Vec<usize> = ints(&out[0])[4 * t..][..4].iter().map(|&i| i as usize).collect();

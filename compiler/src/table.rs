@@ -202,7 +202,8 @@ impl Case {
                 let (x, w) =
                     (b.f32("x", [tokens, cols]), b.add("w", DType::F32, [rows, cols], Fill::Normal(0.05)));
                 let bias = b.f32("bias", [rows]);
-                let r = Router { gate: Gate::Sigmoid, k, normalise: true, scale: 1.8 };
+                let r =
+                    Router { gate: Gate::Sigmoid, k, normalise: true, scale: 1.8, groups: 1, groups_used: 1 };
                 let (experts, weights) = ops::router(ops::linear(x, w), Some(bias), r);
                 vec![experts, weights]
             }

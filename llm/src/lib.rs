@@ -1,4 +1,15 @@
-//! Models as tensor expressions.
+//! Models from files: everything between the bytes of a GGUF file and text, written in the tensor language.
+//!
+//! In: files, text, tokens. Out: tokens, text, logits. No device appears here by name: what runs is decided by whoever
+//! opens one.
 
+pub mod attention;
+pub mod block;
+pub mod config;
+pub mod ffn;
+pub mod gguf;
+pub mod model;
+pub mod rope;
 pub mod sample;
 pub mod stream;
+pub mod weights;

@@ -11,5 +11,6 @@ pub mod cuda;
 pub mod device;
 pub mod interp;
 pub mod machine;
+pub mod map;
 pub mod plan;
 pub mod step;

@@ -1,9 +1,10 @@
-//! Tensor expressions on a device: scheduled, compiled, loaded and laid out as one plan.
+//! Tensor expressions on a device: scheduled, compiled, loaded and laid out in plans.
 //!
-//! In: the expressions, a slice for each input buffer, and how to choose each kernel's schedule. Out: a [`Step`] that is
-//! run again and again; its outputs lie at fixed slices. Temporaries share one arena.
+//! In: the expressions, a slice for each input buffer, and how to choose each kernel's schedule. Out: a [`Module`], whose
+//! launches are put into plans as often as wanted, each time over other buffers; or a [`Step`], one module as a plan of
+//! its own. Temporaries share one arena.
 
-use crate::buffer::Slice;
+use crate::buffer::{Buffer, Slice};
 use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
 use compiler::graph::{Ex, Graph, Op};
@@ -41,6 +42,77 @@ pub fn load(device: &dyn Device, kernel: &Kernel, opts: &[Opt]) -> Result<Progra
     device.load(linear, code)
 }
 
+/// Loaded kernels in order, by the slots of the graph that they came from.
+pub struct Module {
+    kernels: Vec<Compiled>,
+    /// The slots of each kernel's arguments.
+    args: Vec<Vec<u32>>,
+    names: HashMap<u32, String>,
+    temps: Vec<(u32, usize, usize)>,
+    scratch: usize,
+    outputs: Vec<(u32, usize)>,
+}
+
+impl Module {
+    pub fn new<'g>(
+        device: &dyn Device,
+        g: &'g Graph,
+        outputs: &[Tensor<'g>],
+        mut choose: impl FnMut(&Kernel) -> Vec<Opt>,
+    ) -> Result<Module, Error> {
+        let program = pipeline::schedule(g, outputs);
+        let arena = schedule::plan_memory(&program);
+        let temps = program.temps.iter().filter_map(|t| {
+            let at = arena.offsets.get(&t.id)?;
+            Some((slot(*t), *at, buffer_bytes(*t)))
+        });
+        let mut module = Module {
+            kernels: vec![],
+            args: vec![],
+            names: HashMap::new(),
+            temps: temps.collect(),
+            scratch: arena.bytes,
+            outputs: program.outputs.iter().map(|o| (slot(*o), buffer_bytes(*o))).collect(),
+        };
+        for kernel in &program.kernels {
+            let schedule = choose(kernel);
+            let program = load(device, kernel, &schedule)?;
+            module.kernels.push(Compiled { program, schedule });
+            let slots: Vec<_> = kernel.buffers().into_iter().map(|(b, _)| slot(b)).collect();
+            module.names.extend(slots.iter().map(|&s| (s, g.buffer(s).name)));
+            module.args.push(slots);
+        }
+        Ok(module)
+    }
+
+    pub fn kernels(&self) -> &[Compiled] {
+        &self.kernels
+    }
+    /// Bytes of temporaries.
+    pub fn scratch(&self) -> usize {
+        self.scratch
+    }
+    /// The slot and the bytes of each output.
+    pub fn outputs(&self) -> &[(u32, usize)] {
+        &self.outputs
+    }
+
+    /// Appends the launches, each buffer at its slot's slice and the temporaries in `scratch`.
+    pub fn push(&self, plan: &mut Plan, memory: &HashMap<u32, Slice>, scratch: &Buffer) -> Result<(), Error> {
+        let mut memory = memory.clone();
+        for &(slot, at, bytes) in &self.temps {
+            memory.insert(slot, scratch.slice(at, bytes)?);
+        }
+        for (kernel, slots) in self.kernels.iter().zip(&self.args) {
+            let args = slots.iter().map(|s| {
+                memory.get(s).cloned().ok_or_else(|| Error::Unbound { buffer: self.names[s].clone() })
+            });
+            plan.push(&kernel.program, args.collect::<Result<_, _>>()?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Step {
     /// `inputs` has a slice for every buffer by slot, outputs excepted: those are allocated.
     pub fn new<'g>(
@@ -48,35 +120,19 @@ impl Step {
         g: &'g Graph,
         outputs: &[Tensor<'g>],
         inputs: &HashMap<u32, Slice>,
-        mut choose: impl FnMut(&Kernel) -> Vec<Opt>,
+        choose: impl FnMut(&Kernel) -> Vec<Opt>,
     ) -> Result<Step, Error> {
-        let program = pipeline::schedule(g, outputs);
-        let arena = schedule::plan_memory(&program);
-        let temporary = device.alloc(arena.bytes.max(1))?;
+        let module = Module::new(device, g, outputs, choose)?;
         let mut memory = inputs.clone();
-        for t in &program.temps {
-            if let Some(&at) = arena.offsets.get(&t.id) {
-                memory.insert(slot(*t), temporary.slice(at, buffer_bytes(*t))?);
-            }
-        }
-        for &out in &program.outputs {
-            if let Entry::Vacant(free) = memory.entry(slot(out)) {
-                free.insert(device.alloc(buffer_bytes(out).max(1))?.whole());
+        for &(slot, bytes) in &module.outputs {
+            if let Entry::Vacant(free) = memory.entry(slot) {
+                free.insert(device.alloc(bytes.max(1))?.whole());
             }
         }
         let mut plan = Plan::new(g.symbols().into_iter().map(|s| s.name));
-        let mut kernels = vec![];
-        for kernel in &program.kernels {
-            let schedule = choose(kernel);
-            let program = load(device, kernel, &schedule)?;
-            let args = kernel.buffers().into_iter().map(|(b, _)| {
-                memory.get(&slot(b)).cloned().ok_or_else(|| Error::Unbound { buffer: g.buffer(slot(b)).name })
-            });
-            plan.push(&program, args.collect::<Result<_, _>>()?)?;
-            kernels.push(Compiled { program, schedule });
-        }
-        let outputs = program.outputs.iter().map(|o| memory[&slot(*o)].clone()).collect();
-        Ok(Step { prepared: device.prepare(plan)?, outputs, kernels })
+        module.push(&mut plan, &memory, &device.alloc(module.scratch.max(1))?)?;
+        let outputs = module.outputs.iter().map(|(slot, _)| memory[slot].clone()).collect();
+        Ok(Step { prepared: device.prepare(plan)?, outputs, kernels: module.kernels })
     }
 
     /// One kernel by itself, for a search to time; what it writes and was not given is allocated.

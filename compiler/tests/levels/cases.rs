@@ -90,7 +90,7 @@ fn experts(g: &Graph, form: Form) -> Built<'_> {
 fn router(g: &Graph) -> Built<'_> {
     built(g, |b| {
         let (x, w, bias) = (b.whole("x", &[2, 40]), b.whole("w", &[16, 40]), b.f32("bias", &[16]));
-        let r = Router { gate: Gate::Sigmoid, k: 4, normalise: true, scale: 1.8 };
+        let r = Router { gate: Gate::Sigmoid, k: 4, normalise: true, scale: 1.8, groups: 1, groups_used: 1 };
         let (experts, weights) = ops::router(ops::linear(x, w) * 0.01, Some(bias), r);
         vec![experts, weights]
     })

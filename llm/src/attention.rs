@@ -1,0 +1,329 @@
+//! Attention over a cache: grouped heads with keys and values, or one latent row for all heads (MLA).
+//!
+//! In: normed activations `[T, dim]` and the [`Place`] of these tokens. Out: what is added to the residual stream, and the
+//! cache with the tokens' rows written. Both kinds end in [`attend`].
+
+use crate::config::{self, Config};
+use crate::weights::{Error, Inputs, Matrix};
+use compiler::dtype::{DType, Scalar};
+use compiler::graph::{Ex, Graph};
+use compiler::ops::{self, Rope};
+use compiler::tensor::{IntoTensor, Tensor};
+
+/// Positions of the cache are attended to in whole blocks of this many.
+pub const KV_BLOCK: i64 = 32;
+
+/// Where the tokens of a step stand.
+pub struct Place<'g> {
+    /// Number of tokens.
+    pub tokens: i64,
+    /// Position of the first.
+    pub pos: Ex<'g>,
+    /// Blocks of the cache that hold all positions up to the last.
+    pub blocks: Ex<'g>,
+    /// Rows of the whole cache.
+    pub capacity: i64,
+    /// Cosine and sine of each position, f32 `[capacity, n/2]`.
+    pub cos: Tensor<'g>,
+    pub sin: Tensor<'g>,
+}
+
+impl<'g> Place<'g> {
+    pub fn new(g: &'g Graph, c: &Config, tokens: i64, capacity: i64) -> Place<'g> {
+        let table = |name| g.input(name, DType::F32, [capacity, c.rotary.dims / 2]);
+        Place {
+            tokens,
+            pos: g.symbol("pos", (0, capacity - tokens)),
+            blocks: g.symbol("blocks", (1, capacity / KV_BLOCK)),
+            capacity,
+            cos: table("cos"),
+            sin: table("sin"),
+        }
+    }
+
+    /// Turns the first elements of each head of x `[T, heads, n]`.
+    fn turn(&self, x: Tensor<'g>, style: Rope) -> Tensor<'g> {
+        let n = x.size(-1);
+        let turning = 2 * self.cos.size(-1);
+        let here = |t: Tensor<'g>| t.slice_dim(0, self.pos, x.dims()[0]).unsqueeze(1);
+        let turned = ops::rope(x.slice(-1, 0..turning), here(self.cos), here(self.sin), style);
+        if turning == n { turned } else { Tensor::concat(&[turned, x.slice(-1, turning..n)], -1) }
+    }
+
+    /// The cache after these tokens' rows `[T, ..]` are written.
+    fn write(&self, cache: Tensor<'g>, rows: Tensor<'g>) -> Tensor<'g> {
+        cache.slice_dim(0, self.pos, rows.dims()[0]).assign(rows.cast(cache.dtype().scalar))
+    }
+
+    /// The rows that any of the tokens may see.
+    fn seen(&self, cache: Tensor<'g>) -> Tensor<'g> {
+        cache.slice_dim(0, cache.graph().int(0), self.blocks * KV_BLOCK)
+    }
+}
+
+/// Softmax of q·k over the positions up to each token's own, times the values.
+///
+/// q `[T, G, R, k]` (R heads share each of G keys), keys `[L, G, k]`, values `[L, G, v]`: `[T, G, R, v]`.
+fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
+    let g = q.graph();
+    let scores = ops::linear(q, keys.move_axis(0, 1).widen()) * scale;
+    let key = g.iota_dim(at.blocks * KV_BLOCK);
+    let query = g.iota(at.tokens) + g.scalar(at.pos).cast(Scalar::I32);
+    let visible = key.le(query.reshape([at.tokens, 1, 1, 1]));
+    // Far below any score; minus infinity would make a row of nothing else undefined.
+    let weights = visible.select(scores, (-1e30).tensor(scores)).softmax(-1);
+    ops::linear(weights, values.permute(&[1, 2, 0]).widen())
+}
+
+/// A projection with an optional bias.
+struct Projection<'g> {
+    weight: Matrix<'g>,
+    bias: Option<Tensor<'g>>,
+}
+
+impl<'g> Projection<'g> {
+    fn declare(i: &Inputs<'g, '_>, name: &str, rows: i64, cols: i64) -> Result<Self, Error> {
+        Ok(Projection {
+            weight: i.matrix(&format!("{name}.weight"), &[rows, cols])?,
+            bias: i.opt_vector(&format!("{name}.bias"), rows)?,
+        })
+    }
+    /// x `[T, K]` as `[T, heads, R/heads]`.
+    fn heads(&self, x: Tensor<'g>, heads: i64) -> Tensor<'g> {
+        let y = self.weight.of(x);
+        let y = self.bias.map_or(y, |b| y + b);
+        y.reshape_last(1, &[heads, y.size(-1) / heads])
+    }
+}
+
+pub enum Attention<'g> {
+    Gqa(Gqa<'g>),
+    Mla(Mla<'g>),
+}
+
+impl<'g> Attention<'g> {
+    pub fn declare(i: &Inputs<'g, '_>, c: &Config) -> Result<Self, Error> {
+        Ok(match c.attention {
+            config::Attention::Gqa { .. } => Attention::Gqa(Gqa::declare(i, c)?),
+            config::Attention::Mla { .. } => Attention::Mla(Mla::declare(i, c)?),
+        })
+    }
+
+    /// What a position takes in each of a layer's caches.
+    pub fn cache_rows(c: &Config) -> Vec<Vec<i64>> {
+        match c.attention {
+            config::Attention::Gqa { kv_heads, key, value } => {
+                vec![vec![kv_heads, key], vec![kv_heads, value]]
+            }
+            config::Attention::Mla { rank, rope, .. } => vec![vec![1, rank + rope]],
+        }
+    }
+
+    /// x `[T, dim]`; `caches` as [`Attention::cache_rows`] says. The output, and the caches after this step.
+    pub fn of(
+        &self,
+        x: Tensor<'g>,
+        caches: &[Tensor<'g>],
+        c: &Config,
+        at: &Place<'g>,
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+        match self {
+            Attention::Gqa(a) => a.of(x, caches, c, at),
+            Attention::Mla(a) => a.of(x, caches, c, at),
+        }
+    }
+}
+
+pub struct Gqa<'g> {
+    q: Projection<'g>,
+    k: Projection<'g>,
+    v: Projection<'g>,
+    /// Norms of each head, where the model has them.
+    q_norm: Option<Tensor<'g>>,
+    k_norm: Option<Tensor<'g>>,
+    out: Matrix<'g>,
+    kv_heads: i64,
+}
+
+impl<'g> Gqa<'g> {
+    fn declare(i: &Inputs<'g, '_>, c: &Config) -> Result<Self, Error> {
+        let config::Attention::Gqa { kv_heads, key, value } = c.attention else { unreachable!() };
+        Ok(Gqa {
+            q: Projection::declare(i, "attn_q", c.heads * key, c.dim)?,
+            k: Projection::declare(i, "attn_k", kv_heads * key, c.dim)?,
+            v: Projection::declare(i, "attn_v", kv_heads * value, c.dim)?,
+            q_norm: i.opt_vector("attn_q_norm.weight", key)?,
+            k_norm: i.opt_vector("attn_k_norm.weight", key)?,
+            out: i.matrix("attn_output.weight", &[c.dim, c.heads * value])?,
+            kv_heads,
+        })
+    }
+
+    fn of(
+        &self,
+        x: Tensor<'g>,
+        caches: &[Tensor<'g>],
+        c: &Config,
+        at: &Place<'g>,
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+        let normed = |y: Tensor<'g>, w: Option<Tensor<'g>>| w.map_or(y, |w| ops::rms_norm(y, w, c.eps));
+        let q = at.turn(normed(self.q.heads(x, c.heads), self.q_norm), c.rotary.style);
+        let k = at.turn(normed(self.k.heads(x, self.kv_heads), self.k_norm), c.rotary.style);
+        let v = self.v.heads(x, self.kv_heads);
+        let (keys, values) = (at.write(caches[0], k), at.write(caches[1], v));
+        let q = q.reshape([at.tokens, self.kv_heads, c.heads / self.kv_heads, q.size(-1)]);
+        let y = attend(q, at.seen(keys), at.seen(values), c.score_scale(), at);
+        (self.out.of(y.reshape_last(3, &[c.heads * v.size(-1)])), vec![keys, values])
+    }
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+pub struct Mla<'g> {
+    q: Query<'g>,
+    kv_a: Matrix<'g>,
+    kv_norm: Tensor<'g>,
+    up: Up<'g>,
+    out: Matrix<'g>,
+    rank: i64,
+    nope: i64,
+    rope: i64,
+    value: i64,
+}
+
+enum Query<'g> {
+    Whole(Matrix<'g>),
+    LowRank { a: Matrix<'g>, norm: Tensor<'g>, b: Matrix<'g> },
+}
+
+/// From a latent row to each head's key and value.
+enum Up<'g> {
+    /// Keys `[H, rank, nope]`, values `[H, value, rank]`.
+    Split { k: Matrix<'g>, v: Matrix<'g> },
+    /// Older files: `[H·(nope + value), rank]`.
+    Joint(Matrix<'g>),
+}
+
+impl<'g> Mla<'g> {
+    fn declare(i: &Inputs<'g, '_>, c: &Config) -> Result<Self, Error> {
+        let config::Attention::Mla { rank, nope, rope, value } = c.attention else { unreachable!() };
+        let (h, head) = (c.heads, nope + rope);
+        let q = match i.rows("attn_q_a.weight") {
+            Some(low) => Query::LowRank {
+                a: i.matrix("attn_q_a.weight", &[low, c.dim])?,
+                norm: i.vector("attn_q_a_norm.weight", low)?,
+                b: i.matrix("attn_q_b.weight", &[h * head, low])?,
+            },
+            None => Query::Whole(i.matrix("attn_q.weight", &[h * head, c.dim])?),
+        };
+        let up = match i.opt_matrix("attn_kv_b.weight", &[h * (nope + value), rank])? {
+            Some(joint) => Up::Joint(joint),
+            None => Up::Split {
+                k: i.matrix("attn_k_b.weight", &[h, rank, nope])?,
+                v: i.matrix("attn_v_b.weight", &[h, value, rank])?,
+            },
+        };
+        Ok(Mla {
+            q,
+            kv_a: i.matrix("attn_kv_a_mqa.weight", &[rank + rope, c.dim])?,
+            kv_norm: i.vector("attn_kv_a_norm.weight", rank)?,
+            up,
+            out: i.matrix("attn_output.weight", &[c.dim, h * value])?,
+            rank,
+            nope,
+            rope,
+            value,
+        })
+    }
+
+    fn of(
+        &self,
+        x: Tensor<'g>,
+        caches: &[Tensor<'g>],
+        c: &Config,
+        at: &Place<'g>,
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+        let Mla { rank, nope, rope, value, .. } = *self;
+        let (t, h) = (at.tokens, c.heads);
+        let q = match &self.q {
+            Query::Whole(w) => w.of(x),
+            Query::LowRank { a, norm, b } => b.of(ops::rms_norm(a.of(x), *norm, c.eps)),
+        };
+        let q = q.reshape([t, h, nope + rope]);
+        let (q_nope, q_rope) =
+            (q.slice(-1, 0..nope), at.turn(q.slice(-1, nope..nope + rope), c.rotary.style));
+
+        let kv = self.kv_a.of(x);
+        let latent = ops::rms_norm(kv.slice(-1, 0..rank), self.kv_norm, c.eps);
+        let k_rope = at.turn(kv.slice(-1, rank..rank + rope).reshape([t, 1, rope]), c.rotary.style);
+        let row = Tensor::concat(&[latent.reshape([t, 1, rank]), k_rope], -1);
+        let cache = at.write(caches[0], row);
+
+        let seen = at.seen(cache);
+        let y = if self.decompresses(t) {
+            let latent = seen.slice(-1, 0..rank);
+            let length = seen.dims()[0];
+            let turned =
+                seen.slice(-1, rank..rank + rope).expand([length, x.graph().int(h), x.graph().int(rope)]);
+            let keys = Tensor::concat(&[self.keys(latent, h).contiguous(), turned], -1);
+            let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
+            attend(q, keys, self.values(latent, h).contiguous(), c.score_scale(), at)
+        } else {
+            let q = Tensor::concat(&[self.absorb_keys(q_nope, h), q_rope], -1).unsqueeze(1);
+            let y = attend(q, seen, seen.slice(-1, 0..rank), c.score_scale(), at);
+            self.absorb_values(y.reshape([t, h, rank]), h)
+        };
+        (self.out.of(y.reshape([t, h * value])), vec![cache])
+    }
+
+    /// Is it cheaper to compute every position's keys and values than to attend in the latent space?
+    fn decompresses(&self, tokens: i64) -> bool {
+        let saved = (2 * self.rank + self.rope) - (self.nope + self.rope + self.value);
+        tokens * saved > self.rank * (self.nope + self.value)
+    }
+
+    /// The keys' matrices, `[H, nope, rank]`, and the values', `[H, value, rank]`, of a joint one.
+    fn parts(&self, joint: &Matrix<'g>, h: i64) -> (Tensor<'g>, Tensor<'g>) {
+        let (nope, both) = (self.nope, self.nope + self.value);
+        let w = joint.values().reshape([h, both, self.rank]);
+        (w.slice(1, 0..nope), w.slice(1, nope..both))
+    }
+
+    /// `[T, H, nope]` to `[T, H, rank]`: a query against latent rows scores as the query against their keys.
+    fn absorb_keys(&self, q: Tensor<'g>, h: i64) -> Tensor<'g> {
+        let q = q.transpose(0, 1);
+        let y = match &self.up {
+            Up::Split { k, .. } => k.of(q),
+            Up::Joint(w) => ops::linear(q, self.parts(w, h).0.transpose(-1, -2)),
+        };
+        y.transpose(0, 1)
+    }
+
+    /// `[T, H, rank]` to `[T, H, value]`.
+    fn absorb_values(&self, y: Tensor<'g>, h: i64) -> Tensor<'g> {
+        let y = y.transpose(0, 1);
+        let y = match &self.up {
+            Up::Split { v, .. } => v.of(y),
+            Up::Joint(w) => ops::linear(y, self.parts(w, h).1),
+        };
+        y.transpose(0, 1)
+    }
+
+    /// Latent rows `[L, 1, rank]` to keys `[L, H, nope]`.
+    fn keys(&self, latent: Tensor<'g>, h: i64) -> Tensor<'g> {
+        let w = match &self.up {
+            Up::Split { k, .. } => k.values().transpose(-1, -2),
+            Up::Joint(w) => self.parts(w, h).0,
+        };
+        ops::linear(latent.transpose(0, 1).widen(), w).transpose(0, 1)
+    }
+
+    /// Latent rows `[L, 1, rank]` to values `[L, H, value]`.
+    fn values(&self, latent: Tensor<'g>, h: i64) -> Tensor<'g> {
+        let latent = latent.transpose(0, 1).widen();
+        let y = match &self.up {
+            Up::Split { v, .. } => ops::linear(latent, v.values()),
+            Up::Joint(w) => ops::linear(latent, self.parts(w, h).1),
+        };
+        y.transpose(0, 1)
+    }
+}

@@ -1,0 +1,88 @@
+//! The feed-forward half of a block: one gated projection, or a choice of experts beside a shared one.
+//!
+//! In: normed activations `[T, dim]`. Out: what is added to the residual stream.
+
+use crate::config::{Config, Moe};
+use crate::weights::{Error, Inputs, Matrix};
+use compiler::ops;
+use compiler::tensor::Tensor;
+
+pub enum Ffn<'g> {
+    Dense(Gated<'g>),
+    Moe(Experts<'g>),
+}
+
+impl<'g> Ffn<'g> {
+    pub fn declare(i: &Inputs<'g, '_>, c: &Config, layer: i64) -> Result<Self, Error> {
+        Ok(match c.moe {
+            Some(moe) if c.has_experts(layer) => Ffn::Moe(Experts::declare(i, c, moe)?),
+            _ => Ffn::Dense(Gated::declare(i, "", c.dim, &[])?),
+        })
+    }
+    pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        match self {
+            Ffn::Dense(f) => f.of(x),
+            Ffn::Moe(f) => f.of(x),
+        }
+    }
+}
+
+/// `down(silu(gate(x)) · up(x))`, once or for each expert of a stack.
+pub struct Gated<'g> {
+    gate: Matrix<'g>,
+    up: Matrix<'g>,
+    down: Matrix<'g>,
+}
+
+impl<'g> Gated<'g> {
+    fn declare(i: &Inputs<'g, '_>, suffix: &str, dim: i64, stack: &[i64]) -> Result<Self, Error> {
+        let name = |part: &str| format!("ffn_{part}{suffix}.weight");
+        let wide = i.rows(&name("gate")).unwrap_or(dim);
+        let dims = |rows, cols| [stack, &[rows, cols]].concat();
+        Ok(Gated {
+            gate: i.matrix(&name("gate"), &dims(wide, dim))?,
+            up: i.matrix(&name("up"), &dims(wide, dim))?,
+            down: i.matrix(&name("down"), &dims(dim, wide))?,
+        })
+    }
+    /// x `[.., M, dim]`; leading axes broadcast.
+    fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        self.down.of(self.gate.of(x).silu() * self.up.of(x))
+    }
+    fn gather(&self, index: Tensor<'g>) -> Gated<'g> {
+        let [gate, up, down] = [&self.gate, &self.up, &self.down].map(|m| m.gather(index));
+        Gated { gate, up, down }
+    }
+}
+
+pub struct Experts<'g> {
+    moe: Moe,
+    router: Matrix<'g>,
+    /// Added to the scores for the choice alone.
+    bias: Option<Tensor<'g>>,
+    experts: Gated<'g>,
+    shared: Option<Gated<'g>>,
+}
+
+impl<'g> Experts<'g> {
+    fn declare(i: &Inputs<'g, '_>, c: &Config, moe: Moe) -> Result<Self, Error> {
+        let shared = i.rows("ffn_gate_shexp.weight").is_some();
+        Ok(Experts {
+            moe,
+            router: i.matrix("ffn_gate_inp.weight", &[moe.experts, c.dim])?,
+            bias: i.opt_vector("exp_probs_b.bias", moe.experts)?,
+            experts: Gated::declare(i, "_exps", c.dim, &[moe.experts])?,
+            shared: if shared { Some(Gated::declare(i, "_shexp", c.dim, &[])?) } else { None },
+        })
+    }
+
+    fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let logits = self.router.of_f32(x);
+        let (chosen, weights) = ops::router(logits, self.bias, self.moe.router);
+        // [T, k] experts, each on the one row of its token.
+        let rows = x.unsqueeze(1).unsqueeze(1);
+        let y = self.experts.gather(chosen).of(rows).squeeze(-2);
+        let y = (y * weights.unsqueeze(-1)).sum(1).squeeze(1);
+        self.shared.as_ref().map_or(y, |s| y + s.of(x))
+    }
+}

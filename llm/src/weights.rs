@@ -1,0 +1,313 @@
+//! A file's tensors: declared to a graph, and loaded onto a device.
+//!
+//! In: a [`Gguf`]. Out: inputs of a graph whose shapes are known to fit, and for each of them where it lies on the device.
+//! Declaring needs the file's table only, so that a wrong file is refused before anything is loaded. A tensor passes
+//! through one staging buffer in pieces, so that nothing is held twice.
+
+use crate::gguf::{self, Gguf, TensorInfo};
+use compiler::dtype::DType;
+use compiler::graph::{Graph, Op};
+use compiler::ops;
+use compiler::quant::{Format, Layout, Planes};
+use compiler::tensor::Tensor;
+use half::{bf16, f16};
+use runtime::buffer::Slice;
+use runtime::device::{self, Device};
+use runtime::plan::Plan;
+use runtime::step::{Module, by_heuristic};
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// In what the products of block-quantised weights are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Activations {
+    /// Blocks of 32 bytes and a scale: integer products.
+    Int8,
+    F32,
+}
+
+#[derive(thiserror::Error, Debug)]
+pub enum Error {
+    #[error(transparent)]
+    File(#[from] gguf::Error),
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    #[error("{file}: the tensor `{tensor}` is missing, expected with shape {expected:?}")]
+    Missing { file: String, tensor: String, expected: Vec<i64> },
+    #[error("{file}: the tensor `{tensor}` has shape {found:?}, expected {expected:?}")]
+    Shape { file: String, tensor: String, found: Vec<i64>, expected: Vec<i64> },
+    #[error("{file}: the tensor `{tensor}` is {found}, expected F32, F16 or BF16")]
+    Vector { file: String, tensor: String, found: &'static str },
+}
+
+/// Where an input of a graph comes from.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Source {
+    pub slot: u32,
+    pub tensor: String,
+    pub plane: usize,
+}
+
+/// Declares tensors of a file to a graph.
+pub struct Inputs<'g, 'f> {
+    pub g: &'g Graph,
+    file: &'f Gguf,
+    layout: Layout,
+    activations: Activations,
+    prefix: String,
+    sources: RefCell<Vec<Source>>,
+}
+
+impl<'g, 'f> Inputs<'g, 'f> {
+    /// Names are taken behind `prefix`.
+    pub fn new(
+        g: &'g Graph,
+        file: &'f Gguf,
+        prefix: String,
+        layout: Layout,
+        activations: Activations,
+    ) -> Self {
+        Inputs { g, file, layout, activations, prefix, sources: RefCell::default() }
+    }
+
+    fn find(&self, name: &str, dims: &[i64]) -> Result<Option<(&'f TensorInfo, String)>, Error> {
+        let full = format!("{}{name}", self.prefix);
+        let Some(t) = self.file.tensor(&full) else { return Ok(None) };
+        if t.dims != dims {
+            return Err(Error::Shape {
+                file: self.file.name().into(),
+                tensor: full,
+                found: t.dims.clone(),
+                expected: dims.to_vec(),
+            });
+        }
+        Ok(Some((t, full)))
+    }
+    fn required<T>(&self, found: Option<T>, name: &str, dims: &[i64]) -> Result<T, Error> {
+        found.ok_or_else(|| Error::Missing {
+            file: self.file.name().into(),
+            tensor: format!("{}{name}", self.prefix),
+            expected: dims.to_vec(),
+        })
+    }
+    /// Rows of a matrix whose size no key gives, if it is there.
+    pub fn rows(&self, name: &str) -> Option<i64> {
+        let t = self.file.tensor(&format!("{}{name}", self.prefix))?;
+        t.dims.iter().rev().nth(1).copied()
+    }
+
+    /// A matrix `[leading.., rows, cols]`.
+    pub fn opt_matrix(&self, name: &str, dims: &[i64]) -> Result<Option<Matrix<'g>>, Error> {
+        let Some((t, full)) = self.find(name, dims)? else { return Ok(None) };
+        let [leading @ .., rows, cols] = dims else { panic!("{full} is no matrix: {dims:?}") };
+        let (buffers, planes) = t.format.inputs(self.g, name, leading, *rows, *cols, self.layout);
+        let mut sources = self.sources.borrow_mut();
+        for (plane, b) in buffers.into_iter().enumerate() {
+            sources.push(Source { slot: slot(b), tensor: full.clone(), plane });
+        }
+        Ok(Some(Matrix { planes, activations: self.activations }))
+    }
+    pub fn matrix(&self, name: &str, dims: &[i64]) -> Result<Matrix<'g>, Error> {
+        self.required(self.opt_matrix(name, dims)?, name, dims)
+    }
+
+    /// f32 `[n]`.
+    pub fn opt_vector(&self, name: &str, n: i64) -> Result<Option<Tensor<'g>>, Error> {
+        let Some((t, full)) = self.find(name, &[n])? else { return Ok(None) };
+        if t.format.is_quantised() {
+            let (file, found) = (self.file.name().into(), t.format.name);
+            return Err(Error::Vector { file, tensor: full, found });
+        }
+        let x = self.g.input(name, DType::F32, [n]);
+        self.sources.borrow_mut().push(Source { slot: slot(x), tensor: full, plane: 0 });
+        Ok(Some(x))
+    }
+    pub fn vector(&self, name: &str, n: i64) -> Result<Tensor<'g>, Error> {
+        self.required(self.opt_vector(name, n)?, name, &[n])
+    }
+
+    /// Everything declared so far.
+    pub fn sources(self) -> Vec<Source> {
+        self.sources.into_inner()
+    }
+}
+
+/// The slot of an input.
+pub fn slot(t: Tensor) -> u32 {
+    match t.0.op() {
+        Op::Buffer(slot) => slot,
+        op => panic!("{op:?} is no input"),
+    }
+}
+
+/// A weight matrix `[.., R, K]`, or a stack of them.
+#[derive(Clone)]
+pub struct Matrix<'g> {
+    planes: Planes<'g>,
+    activations: Activations,
+}
+
+impl<'g> Matrix<'g> {
+    /// `x · wᵀ`: x `[.., M, K]` to `[.., M, R]`; leading axes broadcast.
+    pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        match self.activations {
+            Activations::Int8 if self.planes.format.is_quantised() => {
+                let q = ops::quantize_i8(x);
+                let kept = ops::QuantX {
+                    q: q.q.contiguous(),
+                    d: q.d.contiguous(),
+                    s16: q.s16.contiguous(),
+                    s32: q.s32.contiguous(),
+                };
+                self.planes.linear_q8(&kept)
+            }
+            _ => self.of_f32(x),
+        }
+    }
+    /// As [`Matrix::of`], the activations always in f32.
+    pub fn of_f32(&self, x: Tensor<'g>) -> Tensor<'g> {
+        self.planes.linear(x)
+    }
+    /// The matrices of a stack that `index` chooses.
+    pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {
+        Matrix { planes: self.planes.gather(index), ..self.clone() }
+    }
+    /// The rows that `index` chooses, as numbers.
+    pub fn rows(&self, index: Tensor<'g>) -> Tensor<'g> {
+        self.planes.gather(index).dequant()
+    }
+    /// The numbers themselves, f32 `[.., R, K]`.
+    pub fn values(&self) -> Tensor<'g> {
+        self.planes.dequant()
+    }
+}
+
+/// Bytes of a tensor that are staged at a time.
+const PIECE: usize = 8 << 20;
+
+/// Puts tensors of a file into a device's memory.
+pub struct Loader<'d> {
+    device: &'d dyn Device,
+    layout: Layout,
+    staging: Option<Slice>,
+    /// By format, columns and rows: what lays out so many rows, with the slots of the raw bytes and of the planes.
+    modules: HashMap<(u32, i64, i64), (Module, u32)>,
+}
+
+impl<'d> Loader<'d> {
+    pub fn new(device: &'d dyn Device, layout: Layout) -> Loader<'d> {
+        Loader { device, layout, staging: None, modules: HashMap::new() }
+    }
+
+    /// Loads one tensor; a slice for each of its planes. `read` hears of every piece.
+    pub fn load(
+        &mut self,
+        file: &Gguf,
+        t: &TensorInfo,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Slice>, Error> {
+        let planes = match t.dims[..] {
+            [_] => vec![self.vector(file, t)?],
+            _ => return self.matrices(file, t, read),
+        };
+        read(t.bytes());
+        Ok(planes)
+    }
+
+    fn vector(&self, file: &Gguf, t: &TensorInfo) -> Result<Slice, Error> {
+        let raw = file.bytes(t, 0..t.bytes())?;
+        let wide = |one: fn([u8; 2]) -> f32| -> Vec<u8> {
+            raw.chunks_exact(2).flat_map(|b| one([b[0], b[1]]).to_le_bytes()).collect()
+        };
+        let bytes = match t.format.name {
+            "F16" => wide(|b| f16::from_le_bytes(b).to_f32()),
+            "BF16" => wide(|b| bf16::from_le_bytes(b).to_f32()),
+            _ => raw.to_vec(),
+        };
+        let slice = self.device.alloc(bytes.len())?.whole();
+        self.device.write(&slice, 0, &bytes)?;
+        Ok(slice)
+    }
+
+    fn matrices(
+        &mut self,
+        file: &Gguf,
+        t: &TensorInfo,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Slice>, Error> {
+        let (device, layout, format) = (self.device, self.layout, t.format);
+        let [leading @ .., rows, cols] = &t.dims[..] else { unreachable!("a matrix has two axes") };
+        let (rows, cols) = (*rows, *cols);
+        let mut at = 0;
+        let ends: Vec<_> = format
+            .stored(leading, rows, cols, layout)
+            .iter()
+            .map(|p| {
+                at = usize::next_multiple_of(at, 64) + p.bytes();
+                (at - p.bytes(), p.bytes())
+            })
+            .collect();
+        let buffer = device.alloc(at)?;
+        let planes =
+            ends.iter().map(|&(at, n)| buffer.slice(at, n)).collect::<Result<Vec<_>, device::Error>>()?;
+        // Whole tiles of 16 follow each other across the matrices of a stack.
+        let stack: i64 = leading.iter().product();
+        let (matrices, rows) = if rows % 16 == 0 { (1, stack * rows) } else { (stack, rows) };
+        let row_bytes = format.row_bytes(cols) as usize;
+        let most = ((PIECE / row_bytes) as i64 / 16 * 16).max(16);
+        let of = |rows: i64| format.stored(&[], rows, cols, layout);
+        let whole: Vec<usize> = of(rows).iter().map(|p| p.bytes()).collect();
+        for m in 0..matrices {
+            let mut row = 0;
+            while row < rows {
+                let n = most.min(rows - row);
+                let start = (m * rows + row) as usize * row_bytes;
+                let range = start..start + n as usize * row_bytes;
+                let parts = of(row).into_iter().zip(of(n)).zip(&whole).zip(&planes);
+                let to = parts.map(|(((before, part), w), plane)| {
+                    buffer.slice(plane.offset() + m as usize * w + before.bytes(), part.bytes())
+                });
+                let to = to.collect::<Result<Vec<_>, device::Error>>()?;
+                self.piece(format, n, cols, &file.bytes(t, range.clone())?, &to)?;
+                file.release(t, range.clone());
+                read(range.len());
+                row += n;
+            }
+        }
+        Ok(planes)
+    }
+
+    /// Lays out `rows` rows of raw blocks as planes.
+    fn piece(
+        &mut self,
+        format: &'static Format,
+        rows: i64,
+        cols: i64,
+        raw: &[u8],
+        planes: &[Slice],
+    ) -> Result<(), Error> {
+        let device = self.device;
+        let staging = match &self.staging {
+            Some(s) if s.len() >= raw.len() => s.clone(),
+            _ => device.alloc(raw.len().max(PIECE))?.whole(),
+        };
+        self.staging = Some(staging.clone());
+        device.write(&staging, 0, raw)?;
+        let key = (format.id, cols, rows);
+        if !self.modules.contains_key(&key) {
+            let g = Graph::new();
+            let x = g.input("raw", DType::U8, [rows, cols / format.block, format.bytes]);
+            let stored = format.load(x, self.layout);
+            let module = Module::new(device, &g, &stored, by_heuristic(device))?;
+            self.modules.insert(key, (module, slot(x)));
+        }
+        let (module, raw_slot) = &self.modules[&key];
+        let mut memory = HashMap::from([(*raw_slot, staging.buffer().slice(0, raw.len())?)]);
+        memory.extend(module.outputs().iter().zip(planes).map(|((s, _), p)| (*s, p.clone())));
+        let mut plan = Plan::new([""; 0]);
+        let scratch = device.alloc(module.scratch().max(1))?;
+        module.push(&mut plan, &memory, &scratch)?;
+        device.run(&mut device.prepare(plan)?, &[])?;
+        Ok(())
+    }
+}
