@@ -185,7 +185,7 @@ struct Spoken<'a> {
 
 impl Voice for Spoken<'_> {
     fn ends(&self, id: u32) -> bool {
-        self.tokenizer.is_end(id)
+        self.tokenizer.ends().binary_search(&id).is_ok()
     }
 
     fn say(&mut self, id: u32) -> String {

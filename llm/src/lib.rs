@@ -5,11 +5,15 @@
 
 pub mod attention;
 pub mod block;
+pub mod chat;
 pub mod config;
 pub mod ffn;
+pub mod generate;
 pub mod gguf;
 pub mod model;
 pub mod rope;
 pub mod sample;
 pub mod stream;
+pub mod template;
+pub mod tokenizer;
 pub mod weights;

@@ -30,26 +30,11 @@ const MIN_KEY: u64 = 8 + 4 + 1;
 const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
 /// ggml's names of types that are not in the table of formats.
+#[rustfmt::skip]
 const OTHER_TYPES: [(u32, &str); 19] = [
-    (9, "Q8_1"),
-    (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (24, "I8"),
-    (25, "I16"),
-    (26, "I32"),
-    (27, "I64"),
-    (28, "F64"),
-    (29, "IQ1_M"),
-    (31, "Q4_0_4_4"),
-    (32, "Q4_0_4_8"),
-    (33, "Q4_0_8_8"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
+    (9, "Q8_1"), (15, "Q8_K"), (16, "IQ2_XXS"), (17, "IQ2_XS"), (18, "IQ3_XXS"), (19, "IQ1_S"), (21, "IQ3_S"),
+    (22, "IQ2_S"), (24, "I8"), (25, "I16"), (26, "I32"), (27, "I64"), (28, "F64"), (29, "IQ1_M"), (31, "Q4_0_4_4"),
+    (32, "Q4_0_4_8"), (33, "Q4_0_8_8"), (34, "TQ1_0"), (35, "TQ2_0"),
 ];
 
 pub(super) fn parse(file: &str, bytes: &[u8], part: usize) -> Result<Parsed, Error> {

@@ -37,6 +37,32 @@ pub enum Array {
     F64(Vec<f64>),
 }
 
+/// A match with one expression for all types of numbers.
+macro_rules! each_number {
+    ($on:expr, $of:ident, $v:ident => $does:expr, $($other:pat => $else:expr),* $(,)?) => {
+        match $on {
+            $of::U8($v) => $does,
+            $of::I8($v) => $does,
+            $of::U16($v) => $does,
+            $of::I16($v) => $does,
+            $of::U32($v) => $does,
+            $of::I32($v) => $does,
+            $of::F32($v) => $does,
+            $of::U64($v) => $does,
+            $of::I64($v) => $does,
+            $of::F64($v) => $does,
+            $($other => $else),*
+        }
+    };
+}
+pub(super) use each_number;
+
+/// GGUF's names, by GGUF's numbers.
+const TYPES: [&str; 13] = [
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array", "uint64",
+    "int64", "float64",
+];
+
 /// Many strings in one allocation.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Strings {
@@ -107,23 +133,27 @@ impl From<Strings> for Value {
 }
 
 impl Value {
+    /// The type's number in a file.
+    pub(super) fn kind(&self) -> u32 {
+        match self {
+            Value::U8(_) => 0,
+            Value::I8(_) => 1,
+            Value::U16(_) => 2,
+            Value::I16(_) => 3,
+            Value::U32(_) => 4,
+            Value::I32(_) => 5,
+            Value::F32(_) => 6,
+            Value::Bool(_) => 7,
+            Value::String(_) => 8,
+            Value::Array(_) => 9,
+            Value::U64(_) => 10,
+            Value::I64(_) => 11,
+            Value::F64(_) => 12,
+        }
+    }
     /// As GGUF names it.
     pub fn type_name(&self) -> &'static str {
-        match self {
-            Value::U8(_) => "uint8",
-            Value::I8(_) => "int8",
-            Value::U16(_) => "uint16",
-            Value::I16(_) => "int16",
-            Value::U32(_) => "uint32",
-            Value::I32(_) => "int32",
-            Value::F32(_) => "float32",
-            Value::Bool(_) => "bool",
-            Value::String(_) => "string",
-            Value::Array(_) => "array",
-            Value::U64(_) => "uint64",
-            Value::I64(_) => "int64",
-            Value::F64(_) => "float64",
-        }
+        TYPES[self.kind() as usize]
     }
 
     /// An integer of any width.
@@ -184,40 +214,34 @@ impl Value {
 }
 
 impl Array {
-    /// The elements' type, as GGUF names it.
-    pub fn type_name(&self) -> &'static str {
+    /// The number of the elements' type in a file.
+    pub(super) fn kind(&self) -> u32 {
         match self {
-            Array::U8(_) => "uint8",
-            Array::I8(_) => "int8",
-            Array::U16(_) => "uint16",
-            Array::I16(_) => "int16",
-            Array::U32(_) => "uint32",
-            Array::I32(_) => "int32",
-            Array::F32(_) => "float32",
-            Array::Bool(_) => "bool",
-            Array::Strings(_) => "string",
-            Array::Arrays(_) => "array",
-            Array::U64(_) => "uint64",
-            Array::I64(_) => "int64",
-            Array::F64(_) => "float64",
+            Array::U8(_) => 0,
+            Array::I8(_) => 1,
+            Array::U16(_) => 2,
+            Array::I16(_) => 3,
+            Array::U32(_) => 4,
+            Array::I32(_) => 5,
+            Array::F32(_) => 6,
+            Array::Bool(_) => 7,
+            Array::Strings(_) => 8,
+            Array::Arrays(_) => 9,
+            Array::U64(_) => 10,
+            Array::I64(_) => 11,
+            Array::F64(_) => 12,
         }
     }
+    /// The elements' type, as GGUF names it.
+    pub fn type_name(&self) -> &'static str {
+        TYPES[self.kind() as usize]
+    }
     pub fn len(&self) -> usize {
-        match self {
-            Array::U8(v) => v.len(),
-            Array::I8(v) => v.len(),
-            Array::U16(v) => v.len(),
-            Array::I16(v) => v.len(),
-            Array::U32(v) => v.len(),
-            Array::I32(v) => v.len(),
-            Array::F32(v) => v.len(),
+        each_number!(self, Array, v => v.len(),
             Array::Bool(v) => v.len(),
             Array::Strings(v) => v.len(),
             Array::Arrays(v) => v.len(),
-            Array::U64(v) => v.len(),
-            Array::I64(v) => v.len(),
-            Array::F64(v) => v.len(),
-        }
+        )
     }
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -227,43 +251,25 @@ impl Array {
 /// Strings quoted, arrays cut after a few elements.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Value::U8(v) => write!(f, "{v}"),
-            Value::I8(v) => write!(f, "{v}"),
-            Value::U16(v) => write!(f, "{v}"),
-            Value::I16(v) => write!(f, "{v}"),
-            Value::U32(v) => write!(f, "{v}"),
-            Value::I32(v) => write!(f, "{v}"),
-            Value::F32(v) => write!(f, "{v}"),
+        each_number!(self, Value, v => write!(f, "{v}"),
             Value::Bool(v) => write!(f, "{v}"),
             Value::String(v) => write!(f, "{v:?}"),
             Value::Array(v) => write!(f, "{v}"),
-            Value::U64(v) => write!(f, "{v}"),
-            Value::I64(v) => write!(f, "{v}"),
-            Value::F64(v) => write!(f, "{v}"),
-        }
+        )
     }
 }
 
-const SHOWN: usize = 6;
-
 impl fmt::Display for Array {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let shown: Vec<String> = match self {
-            Array::U8(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::I8(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::U16(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::I16(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::U32(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::I32(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::F32(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::Bool(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::Strings(v) => v.iter().take(SHOWN).map(|x| format!("{x:?}")).collect(),
-            Array::Arrays(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::U64(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::I64(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-            Array::F64(v) => v.iter().take(SHOWN).map(|x| x.to_string()).collect(),
-        };
+        const SHOWN: usize = 6;
+        fn first<T: ToString>(v: &[T]) -> Vec<String> {
+            v.iter().take(SHOWN).map(T::to_string).collect()
+        }
+        let shown = each_number!(self, Array, v => first(v),
+            Array::Bool(v) => first(v),
+            Array::Strings(v) => v.iter().take(SHOWN).map(|s| format!("{s:?}")).collect(),
+            Array::Arrays(v) => first(v),
+        );
         let more = if self.len() > SHOWN { format!(", ... {} in all", self.len()) } else { String::new() };
         write!(f, "[{}{more}]", shown.join(", "))
     }

@@ -1,7 +1,7 @@
 //! Metadata and a tensor table to the bytes that a GGUF file of version 3 begins with.
 
 use super::parse::ALIGNMENT;
-use super::value::{Array, Value};
+use super::value::{Array, Value, each_number};
 use compiler::quant::Format;
 
 /// Everything up to the data section. The tensors' data follow in the same order, each padded with zeros to a multiple of
@@ -49,70 +49,20 @@ fn put_text(out: &mut Vec<u8>, s: &str) {
 }
 
 fn put_value(out: &mut Vec<u8>, value: &Value) {
-    let kind: u32 = match value {
-        Value::U8(_) => 0,
-        Value::I8(_) => 1,
-        Value::U16(_) => 2,
-        Value::I16(_) => 3,
-        Value::U32(_) => 4,
-        Value::I32(_) => 5,
-        Value::F32(_) => 6,
-        Value::Bool(_) => 7,
-        Value::String(_) => 8,
-        Value::Array(_) => 9,
-        Value::U64(_) => 10,
-        Value::I64(_) => 11,
-        Value::F64(_) => 12,
-    };
-    put(out, kind.to_le_bytes());
-    match value {
-        Value::U8(v) => put(out, v.to_le_bytes()),
-        Value::I8(v) => put(out, v.to_le_bytes()),
-        Value::U16(v) => put(out, v.to_le_bytes()),
-        Value::I16(v) => put(out, v.to_le_bytes()),
-        Value::U32(v) => put(out, v.to_le_bytes()),
-        Value::I32(v) => put(out, v.to_le_bytes()),
-        Value::F32(v) => put(out, v.to_le_bytes()),
+    put(out, value.kind().to_le_bytes());
+    each_number!(value, Value, v => put(out, v.to_le_bytes()),
         Value::Bool(v) => out.push(*v as u8),
         Value::String(v) => put_text(out, v),
         Value::Array(v) => put_array(out, v),
-        Value::U64(v) => put(out, v.to_le_bytes()),
-        Value::I64(v) => put(out, v.to_le_bytes()),
-        Value::F64(v) => put(out, v.to_le_bytes()),
-    }
+    )
 }
 
 fn put_array(out: &mut Vec<u8>, array: &Array) {
-    let kind: u32 = match array {
-        Array::U8(_) => 0,
-        Array::I8(_) => 1,
-        Array::U16(_) => 2,
-        Array::I16(_) => 3,
-        Array::U32(_) => 4,
-        Array::I32(_) => 5,
-        Array::F32(_) => 6,
-        Array::Bool(_) => 7,
-        Array::Strings(_) => 8,
-        Array::Arrays(_) => 9,
-        Array::U64(_) => 10,
-        Array::I64(_) => 11,
-        Array::F64(_) => 12,
-    };
-    put(out, kind.to_le_bytes());
+    put(out, array.kind().to_le_bytes());
     put(out, (array.len() as u64).to_le_bytes());
-    match array {
-        Array::U8(v) => out.extend(v),
-        Array::I8(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-        Array::U16(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-        Array::I16(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-        Array::U32(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-        Array::I32(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-        Array::F32(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
+    each_number!(array, Array, v => v.iter().for_each(|x| put(out, x.to_le_bytes())),
         Array::Bool(v) => v.iter().for_each(|x| out.push(*x as u8)),
         Array::Strings(v) => v.iter().for_each(|x| put_text(out, x)),
         Array::Arrays(v) => v.iter().for_each(|x| put_array(out, x)),
-        Array::U64(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-        Array::I64(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-        Array::F64(v) => v.iter().for_each(|x| put(out, x.to_le_bytes())),
-    }
+    )
 }
