@@ -14,6 +14,7 @@ pub mod model;
 pub mod rope;
 pub mod sample;
 pub mod stream;
+pub mod synth;
 pub mod template;
 pub mod tokenizer;
 pub mod weights;

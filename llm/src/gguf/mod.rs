@@ -10,7 +10,7 @@ mod value;
 mod write;
 
 pub use value::{Array, Strings, Value};
-pub use write::header;
+pub use write::{header, write_gguf};
 
 use compiler::quant::Format;
 use parse::Parsed;
@@ -32,6 +32,11 @@ pub enum Error {
     #[error("{file}: the metadata has no {key}, which should be {expected}")]
     Missing { file: String, key: String, expected: &'static str },
 
+    #[error(
+        "{file}: the disk is full: {bytes} bytes are needed; what was written is removed, free some space"
+    )]
+    Full { file: String, bytes: u64 },
+
     #[error("{file}: part {part} of {count} is missing; put it beside {first}")]
     Part { file: String, part: usize, count: usize, first: String },
 }
@@ -44,8 +49,17 @@ pub struct Gguf {
     /// Places in `metadata` and `tensors`, by name.
     keys: Vec<usize>,
     names: Vec<usize>,
-    parts: Vec<Bytes>,
+    data: Data,
 }
+
+enum Data {
+    /// Of each part.
+    Files(Vec<Bytes>),
+    Made(Maker),
+}
+
+/// Any range of a tensor's bytes; ranges that overlap must agree.
+pub(crate) type Maker = Box<dyn Fn(&TensorInfo, Range<usize>) -> Vec<u8> + Send + Sync>;
 
 enum Bytes {
     Memory(Cow<'static, [u8]>),
@@ -81,7 +95,7 @@ impl Gguf {
         let (bytes, parsed) = open_part(path, 0)?;
         let name = path.display().to_string();
         let Some((no, count)) = split(&name, &parsed)? else {
-            return Gguf::new(name, parsed, vec![bytes]);
+            return Gguf::new(name, parsed, Data::Files(vec![bytes]));
         };
         let siblings = siblings(path, no, count)?;
         let (bytes, mut parsed) = if no == 0 { (bytes, parsed) } else { open_part(&siblings[0], 0)? };
@@ -104,7 +118,7 @@ impl Gguf {
             let found = format!("{} in the {count} parts", parsed.tensors.len());
             return Err(invalid(&first, "split.tensors.count", format!("{total} tensors"), found));
         }
-        Gguf::new(first, parsed, parts)
+        Gguf::new(first, parsed, Data::Files(parts))
     }
 
     /// A model that is part of the program; `name` stands for the path in messages.
@@ -119,17 +133,31 @@ impl Gguf {
         if let Some((_, count)) = split(name, &parsed)? {
             return Err(invalid(name, "split.count", "1", count));
         }
-        Gguf::new(name.into(), parsed, vec![Bytes::Memory(bytes)])
+        Gguf::new(name.into(), parsed, Data::Files(vec![Bytes::Memory(bytes)]))
+    }
+    /// A model without a file. `tensors` are names, formats and dimensions with whole blocks in their rows.
+    pub(crate) fn made(
+        name: &str,
+        metadata: Vec<(String, Value)>,
+        tensors: Vec<(String, &'static Format, Vec<i64>)>,
+        make: Maker,
+    ) -> Result<Gguf, Error> {
+        let tensor = |(name, format, dims): (String, &'static Format, Vec<i64>)| {
+            let bytes = write::data_bytes(format, &dims) as usize;
+            TensorInfo { name, format, dims, bytes, part: 0, at: 0 }
+        };
+        let tensors = tensors.into_iter().map(tensor).collect();
+        Gguf::new(name.into(), Parsed { metadata, tensors }, Data::Made(make))
     }
 
-    fn new(name: String, parsed: Parsed, parts: Vec<Bytes>) -> Result<Gguf, Error> {
+    fn new(name: String, parsed: Parsed, data: Data) -> Result<Gguf, Error> {
         let Parsed { metadata, tensors } = parsed;
         let keys = by_name(&metadata, |(key, _)| key);
         let names = by_name(&tensors, |t| &t.name);
         let keys = keys.map_err(|key| invalid(&name, format!("key {key}"), "one value", "several"))?;
         let names = names
             .map_err(|tensor| invalid(&name, format!("tensor {tensor}"), "one of that name", "several"))?;
-        Ok(Gguf { name, metadata, tensors, keys, names, parts })
+        Ok(Gguf { name, metadata, tensors, keys, names, data })
     }
 
     /// The path, or what stands for it.
@@ -142,7 +170,7 @@ impl Gguf {
         Some(&self.metadata[self.keys[place]].1)
     }
     /// In the file's order.
-    pub fn metadata(&self) -> impl Iterator<Item = (&str, &Value)> {
+    pub fn metadata(&self) -> impl Iterator<Item = (&str, &Value)> + Clone {
         self.metadata.iter().map(|(key, value)| (key.as_str(), value))
     }
     pub fn architecture(&self) -> Result<&str, Error> {
@@ -212,19 +240,27 @@ impl Gguf {
         let place = self.names.binary_search_by(|&i| self.tensors[i].name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[self.names[place]])
     }
-    /// Bytes `range` of a tensor's data.
+    /// Bytes `range` of a tensor's data: borrowed where they are mapped, made where the model is synthetic.
     pub fn bytes(&self, t: &TensorInfo, range: Range<usize>) -> Result<Cow<'_, [u8]>, Error> {
-        let inside = range.start <= range.end && range.end <= t.bytes;
-        let all = inside.then(|| self.parts.get(t.part)?.get(t.at..t.at + t.bytes)).flatten();
-        let outside = || {
-            let field = format!("data of tensor {}", t.name);
-            invalid(&self.name, field, format!("a range of its {} bytes", t.bytes), format!("{range:?}"))
-        };
-        Ok(Cow::Borrowed(&all.ok_or_else(outside)?[range.clone()]))
+        if range.start > range.end || range.end > t.bytes {
+            let expected = format!("a range of its {} bytes", t.bytes);
+            return Err(invalid(
+                &self.name,
+                format!("data of tensor {}", t.name),
+                expected,
+                format!("{range:?}"),
+            ));
+        }
+        Ok(match &self.data {
+            Data::Files(parts) => Cow::Borrowed(&parts[t.part][t.at + range.start..t.at + range.end]),
+            Data::Made(make) => Cow::Owned(make(t, range)),
+        })
     }
     /// The system may drop these pages from memory: they will not be read again soon.
     pub fn release(&self, t: &TensorInfo, range: Range<usize>) {
-        if let Some(Bytes::Mapped(map)) = self.parts.get(t.part) {
+        if let Data::Files(parts) = &self.data
+            && let Bytes::Mapped(map) = &parts[t.part]
+        {
             map.release(t.at + range.start.min(t.bytes)..t.at + range.end.min(t.bytes));
         }
     }

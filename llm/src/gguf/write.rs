@@ -1,23 +1,101 @@
-//! Metadata and a tensor table to the bytes that a GGUF file of version 3 begins with.
+//! Models to GGUF files of version 3. A file that bears its name is whole: it is written under another and renamed.
 
 use super::parse::ALIGNMENT;
 use super::value::{Array, Value, each_number};
+use super::{Error, Gguf};
 use compiler::quant::Format;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Bytes of a tensor's data.
+pub(super) fn data_bytes(format: &Format, dims: &[i64]) -> u64 {
+    (dims.iter().product::<i64>() / format.block * format.bytes) as u64
+}
+
+/// Writes the model as one file. `progress` gets the bytes written and those to be written.
+pub fn write_gguf(model: &Gguf, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
+    let file = path.display().to_string();
+    let mut part = path.as_os_str().to_os_string();
+    part.push(".part");
+    let mut total = 0;
+    let written = write_to(Path::new(&part), model, &mut total, progress);
+    let renamed = written.and_then(|()| fs::rename(&part, path).map_err(|e| Failed::Io(e)));
+    renamed.map_err(|e| {
+        // What could not be removed is not there, or is named in the system's own message below.
+        let _ = fs::remove_file(&part);
+        match e {
+            Failed::Model(e) => e,
+            Failed::Io(e) if e.kind() == io::ErrorKind::StorageFull => Error::Full { file, bytes: total },
+            Failed::Io(source) => Error::Io { file, source },
+        }
+    })
+}
+
+enum Failed {
+    Model(Error),
+    Io(io::Error),
+}
+impl From<io::Error> for Failed {
+    fn from(e: io::Error) -> Failed {
+        Failed::Io(e)
+    }
+}
+
+fn write_to(
+    path: &Path,
+    model: &Gguf,
+    total: &mut u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), Failed> {
+    const PIECE: usize = 4 << 20;
+    // A model of several parts becomes one file.
+    let metadata = || model.metadata().filter(|(key, _)| !key.starts_with("split."));
+    let tensors = model.tensors().iter().map(|t| (t.name.as_str(), t.format, &t.dims[..]));
+    let head = header(metadata(), tensors);
+    let alignment = alignment(metadata()) as usize;
+    let padded = |bytes: usize| bytes.next_multiple_of(alignment);
+    *total = (head.len() + model.tensors().iter().map(|t| padded(t.bytes())).sum::<usize>()) as u64;
+
+    let mut out = File::create(path)?;
+    out.write_all(&head)?;
+    let mut done = head.len() as u64;
+    for t in model.tensors() {
+        for start in (0..t.bytes()).step_by(PIECE) {
+            let range = start..t.bytes().min(start + PIECE);
+            out.write_all(&model.bytes(t, range.clone()).map_err(Failed::Model)?)?;
+            done += range.len() as u64;
+            model.release(t, range);
+            progress(done, *total);
+        }
+        let padding = padded(t.bytes()) - t.bytes();
+        out.write_all(&vec![0; padding])?;
+        done += padding as u64;
+    }
+    // A full disk may only be noticed here.
+    out.sync_all()?;
+    progress(done, *total);
+    Ok(())
+}
+
+fn alignment<'a>(metadata: impl IntoIterator<Item = (&'a str, &'a Value)>) -> u64 {
+    let given = metadata.into_iter().find(|(key, _)| *key == "general.alignment");
+    given.and_then(|(_, v)| v.as_int()).map_or(ALIGNMENT, |v| v as u64)
+}
 
 /// Everything up to the data section. The tensors' data follow in the same order, each padded with zeros to a multiple of
 /// the alignment, which is `general.alignment` or 32. `dims` are outermost first.
 pub fn header<'a>(
-    metadata: impl IntoIterator<Item = (&'a str, &'a Value)>,
+    metadata: impl IntoIterator<Item = (&'a str, &'a Value), IntoIter: Clone>,
     tensors: impl IntoIterator<Item = (&'a str, &'static Format, &'a [i64])>,
 ) -> Vec<u8> {
-    let (mut keys, mut key_count, mut alignment) = (Vec::new(), 0u64, ALIGNMENT);
+    let metadata = metadata.into_iter();
+    let alignment = alignment(metadata.clone());
+    let (mut keys, mut key_count) = (Vec::new(), 0u64);
     for (key, value) in metadata {
         put_text(&mut keys, key);
         put_value(&mut keys, value);
         key_count += 1;
-        if key == "general.alignment" {
-            alignment = value.as_int().map_or(alignment, |v| v as u64);
-        }
     }
     let (mut table, mut tensor_count, mut offset) = (Vec::new(), 0u64, 0u64);
     for (name, format, dims) in tensors {
@@ -26,8 +104,7 @@ pub fn header<'a>(
         dims.iter().rev().for_each(|d| put(&mut table, d.to_le_bytes()));
         put(&mut table, format.id.to_le_bytes());
         put(&mut table, offset.to_le_bytes());
-        let bytes = dims.iter().product::<i64>() / format.block * format.bytes;
-        offset = (offset + bytes as u64).next_multiple_of(alignment);
+        offset = (offset + data_bytes(format, dims)).next_multiple_of(alignment);
         tensor_count += 1;
     }
     let mut out = b"GGUF".to_vec();
