@@ -6,18 +6,23 @@ mod check;
 mod device;
 mod dump;
 mod fetch;
+mod model;
 mod names;
 mod pull;
+mod repl;
+mod run;
 
 use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    runtime::machine::end_on_broken_pipe();
     let args = args::Args::parse();
     let result = match &args.command {
         args::Command::Bench(b) => bench::run(b),
         args::Command::Check(c) => check::run(c),
         args::Command::Dump(d) => dump::run(d),
+        args::Command::Run(r) => run::run(r),
         args::Command::Pull(p) => pull::run(p),
         args::Command::Models => pull::list(),
         args::Command::Completions { shell } => {

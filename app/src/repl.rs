@@ -43,7 +43,10 @@ pub fn run(session: Session, request: Request) -> Result<()> {
             }
             Err(ReadlineError::Interrupted) if !interrupted => {
                 interrupted = true;
-                eprintln!("{}", dimmed("(Ctrl-C again or Ctrl-D ends the program)", io::stderr().is_terminal()));
+                eprintln!(
+                    "{}",
+                    dimmed("(Ctrl-C again or Ctrl-D ends the program)", io::stderr().is_terminal())
+                );
             }
             Err(ReadlineError::Interrupted | ReadlineError::Eof) => break,
             Err(e) => return Err(e).context("the terminal"),
@@ -308,7 +311,9 @@ impl Command {
             ("save", file) => Ok(Command::Save(file.into())),
             ("stats", "") => Ok(Command::Stats),
             ("exit" | "quit" | "bye", "") => Ok(Command::Exit),
-            ("help" | "clear" | "stats" | "exit" | "quit" | "bye", _) => Err(format!("/{name} takes no text")),
+            ("help" | "clear" | "stats" | "exit" | "quit" | "bye", _) => {
+                Err(format!("/{name} takes no text"))
+            }
             _ => Err(format!("/{name} is no command; /help shows them")),
         })
     }
@@ -399,7 +404,8 @@ fn set(request: &mut Request, name: &str, value: &str) -> Result<(), String> {
         let names: Vec<&str> = SETTINGS.iter().map(|s| s.name).collect();
         return Err(format!("/set {name}: the settings are {}, think", names.join(", ")));
     };
-    (setting.set)(request, value).ok_or_else(|| format!("/set {name}: `{value}` does not fit: {}", setting.about))
+    (setting.set)(request, value)
+        .ok_or_else(|| format!("/set {name}: `{value}` does not fit: {}", setting.about))
 }
 
 #[cfg(test)]
@@ -433,7 +439,9 @@ mod tests {
         }
         set(&mut request, "n", "0").unwrap();
         assert_eq!(request.max_tokens, None);
-        for (name, value) in [("temp", "-1"), ("temp", "hot"), ("top-p", "1.5"), ("min-p", "NaN"), ("top-k", "-3")] {
+        for (name, value) in
+            [("temp", "-1"), ("temp", "hot"), ("top-p", "1.5"), ("min-p", "NaN"), ("top-k", "-3")]
+        {
             assert!(set(&mut request, name, value).unwrap_err().contains(value), "{name} {value}");
         }
         assert!(set(&mut request, "heat", "1").unwrap_err().contains("temp, top-k"));

@@ -96,7 +96,8 @@ pub fn open(args: &ModelArgs) -> Result<Session> {
     let device = Arc::from(device::open(&args.device)?);
     let options = Options { context: args.ctx, activations: args.activations.map(Into::into), drafts: false };
     let bar = ProgressBar::new(0).with_message(format!("loading {name}"));
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}") {
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
+    {
         bar.set_style(style);
     }
     let model = Model::load(device, file, options, &mut |done, of| {

@@ -91,7 +91,13 @@ impl Hub {
     }
 }
 
-fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8], most: usize) -> std::io::Result<()> {
+fn reply(
+    stream: &mut TcpStream,
+    status: &str,
+    headers: &str,
+    body: &[u8],
+    most: usize,
+) -> std::io::Result<()> {
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n");
     stream.write_all(head.as_bytes())?;

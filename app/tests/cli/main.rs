@@ -43,7 +43,7 @@ impl Place {
             .unwrap();
         // A program that does not read its input may have ended before it was written.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-        Ran::new(args, child.wait_with_output().unwrap())
+        Ran::new(child.wait_with_output().unwrap())
     }
 }
 
@@ -55,17 +55,16 @@ impl Drop for Place {
 
 #[derive(Debug)]
 struct Ran {
-    args: String,
     code: Option<i32>,
     out: String,
     err: String,
 }
 
 impl Ran {
-    fn new(args: &[&str], output: Output) -> Ran {
+    fn new(output: Output) -> Ran {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let (out, err) = (text(&output.stdout), text(&output.stderr));
-        Ran { args: args.join(" "), code: output.status.code(), out, err }
+        Ran { code: output.status.code(), out, err }
     }
 
     fn ok(self) -> Ran {

@@ -49,7 +49,8 @@ fn a_partial_file_is_continued() {
         let dir = place.cache().join("models/owner/repo");
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join(format!("{FILE}.{}.part", &sha256(&bytes)[..16])), &bytes[..120_000]).unwrap();
-        let hub = Hub { ignores_ranges, ..Hub::new(&[(FILE, &bytes)]) };
+        let mut hub = Hub::new(&[(FILE, &bytes)]);
+        hub.ignores_ranges = ignores_ranges;
         place.glimmer(&["pull", NAME, "--endpoint", &hub.serve()]).ok();
         assert_eq!(hub.starts(), starts);
         assert_eq!(fs::read(dir.join(FILE)).unwrap(), bytes);
@@ -60,8 +61,14 @@ fn a_partial_file_is_continued() {
 fn a_wrong_checksum_is_found() {
     let (place, bytes) = (Place::new(), content(1000));
     let wrong = "ab".repeat(32);
-    let hub = Hub { sum: Some(wrong.clone()), ..Hub::new(&[(FILE, &bytes)]) };
-    place.glimmer(&["pull", NAME, "--endpoint", &hub.serve()]).fails(&[FILE, &wrong, &sha256(&bytes), "pull again"]);
+    let mut hub = Hub::new(&[(FILE, &bytes)]);
+    hub.sum = Some(wrong.clone());
+    place.glimmer(&["pull", NAME, "--endpoint", &hub.serve()]).fails(&[
+        FILE,
+        &wrong,
+        &sha256(&bytes),
+        "pull again",
+    ]);
     let dir = place.cache().join("models/owner/repo");
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "neither the file nor a part of it");
 
@@ -107,6 +114,10 @@ fn without_a_connection_there_is_advice() {
     let place = Place::new();
     let began = Instant::now();
     let ran = place.glimmer(&["pull", "smollm2-135m", "--endpoint", "http://127.0.0.1:9"]);
-    ran.fails(&["cannot reach http://127.0.0.1:9", "huggingface.co/bartowski/SmolLM2-135M-Instruct-GGUF", "its path"]);
+    ran.fails(&[
+        "cannot reach http://127.0.0.1:9",
+        "huggingface.co/bartowski/SmolLM2-135M-Instruct-GGUF",
+        "its path",
+    ]);
     assert!(began.elapsed() < Duration::from_secs(20), "it should not take {:?}", began.elapsed());
 }

@@ -79,3 +79,23 @@ fn the_edge_of_the_context_is_said() {
     assert!(!ran.out.is_empty() && ran.err.contains("the context of 24 tokens is full"), "{ran:?}");
     place.glimmer(&[&flags[..], &["4"]].concat()).fails(&["the context holds 4", "--ctx"]);
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_broken_pipe_ends_quietly() {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    let place = Place::new();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_glimmer"))
+        .args(["run", "-p", STORY, "--temp", "0", "--no-think"])
+        .env("XDG_CACHE_HOME", &place.0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success(), "it should not have gone on");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}

@@ -1,0 +1,53 @@
+//! The model that the command line names.
+
+use crate::names;
+use anyhow::{Result, bail};
+use llm::gguf::Gguf;
+use llm::synth::{self, Changes};
+use std::path::Path;
+
+/// The model inside the program; see `app/models/README.md`.
+static BUILT_IN: &[u8] = include_bytes!("../models/storyteller-Q4_K_M.gguf");
+
+/// A path, a name of `names`, `synth:NAME:QUANT`, or nothing for the built-in model.
+pub fn open(model: Option<&str>) -> Result<Gguf> {
+    let Some(model) = model else {
+        return Ok(Gguf::from_static("storyteller (built in)", BUILT_IN)?);
+    };
+    if let Some(spec) = model.strip_prefix("synth:") {
+        return Ok(synth::open(spec, Changes::default())?);
+    }
+    if let Some(path) = names::local_path(model).filter(|_| !Path::new(model).exists()) {
+        return Ok(Gguf::open(&path?)?);
+    }
+    let path = Path::new(model);
+    let named_like_a_file = path.components().count() > 1 || path.extension().is_some_and(|e| e == "gguf");
+    if path.exists() || named_like_a_file {
+        return Ok(Gguf::open(path)?);
+    }
+    bail!(
+        "{model}: no such file; a model is the path of a GGUF file, a name of `glimmer models`, synth:NAME:QUANT with one of {} and {}, or nothing \
+         for the built-in one",
+        synth::names().join(", "),
+        synth::quants().join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_of_a_model() {
+        let story = open(None).unwrap();
+        assert_eq!((story.architecture().unwrap(), story.name()), ("deepseek2", "storyteller (built in)"));
+        assert_eq!(open(Some("synth:youtu-llm-2b:q8_0")).unwrap().name(), "synth:youtu-llm-2b:q8_0");
+        let error = |m| open(Some(m)).unwrap_err().to_string();
+        assert!(error("synth:x:q8_0").contains("no synthetic model is called \"x\""));
+        assert!(error("no/model").starts_with("no/model: "));
+        assert!(error("model.gguf").starts_with("model.gguf: "));
+        assert!(
+            error("glm").contains("a model is the path of a GGUF file, a name of `glimmer models`, synth:NAME:QUANT with one of glm-4.7")
+        );
+    }
+}
