@@ -36,7 +36,7 @@ fn completions_for_every_shell() {
     let place = Place::new();
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = place.glimmer(&["completions", shell]).ok().out;
-        assert!(script.contains("glimmer") && script.contains("--no-think"), "{shell}: {script}");
+        assert!(script.contains("glimmer") && script.contains("no-think"), "{shell}: {script}");
     }
 }
 
