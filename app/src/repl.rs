@@ -144,13 +144,15 @@ impl Repl {
             return Err(e.into());
         }
         let answer = answer?;
-        if let Some(chat) = &mut self.session.chat {
+        let said_nothing = answer.text.is_empty() && answer.reasoning.is_empty();
+        let stopped = answer.reason == Reason::Cancelled;
+        if let Some(chat) = self.session.chat.as_mut().filter(|_| !(stopped && said_nothing)) {
             chat.say(text);
             chat.answered(&answer.text, &answer.reasoning);
         }
         report(&self.session, &answer);
         let mut line = speeds(&answer, None);
-        if answer.reason == Reason::Cancelled {
+        if stopped {
             line += "; stopped";
         }
         eprintln!("{}", dimmed(&line, io::stderr().is_terminal()));
@@ -163,9 +165,8 @@ impl Repl {
         match command {
             Command::Help => println!("{HELP}"),
             Command::Clear => {
-                if let Some(chat) = &mut self.session.chat {
-                    chat.clear();
-                }
+                self.session.chat.as_mut().context(no_chat)?.clear();
+                println!("a new conversation begins");
             }
             Command::System(text) => {
                 let chat = self.session.chat.as_mut().context(no_chat)?;

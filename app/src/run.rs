@@ -187,10 +187,16 @@ pub fn report(session: &Session, answer: &Answer) {
 
 pub fn speeds(answer: &Answer, load: Option<Duration>) -> String {
     let s = &answer.stats;
-    let mut text = format!("{} tokens, {:.1} tokens/s", s.generated_tokens, s.speed());
+    let mut text = format!("{} tokens", s.generated_tokens);
+    if s.generated_tokens > 1 {
+        text += &format!(", {:.1} tokens/s", s.speed());
+    }
     let reused = if s.reused_tokens > 0 { format!(" ({} reused)", s.reused_tokens) } else { String::new() };
-    text += &format!("; prompt {} tokens{reused}, {:.1} tokens/s", s.prompt_tokens, s.prompt_speed());
-    text += &format!("; first token after {:.2} s", s.first_token.as_secs_f64());
+    text += &format!("; prompt {} tokens{reused}", s.prompt_tokens);
+    if s.generated_tokens > 0 {
+        let first = s.first_token.as_secs_f64();
+        text += &format!(", {:.1} tokens/s; first token after {first:.2} s", s.prompt_speed());
+    }
     if let Some(load) = load {
         text += &format!("; loaded in {:.2} s", load.as_secs_f64());
     }
@@ -214,7 +220,10 @@ pub enum Reasoning {
 pub struct Screen {
     place: Reasoning,
     colours: bool,
-    last: Option<Piece>,
+    /// The last piece, if it was reasoning.
+    thought: Option<String>,
+    /// Whether the last line of standard output has no end yet.
+    open: bool,
 }
 
 impl Screen {
@@ -223,34 +232,39 @@ impl Screen {
             Reasoning::Aside => io::stderr().is_terminal(),
             Reasoning::Inline => io::stdout().is_terminal(),
         };
-        Screen { place, colours, last: None }
+        Screen { place, colours, thought: None, open: false }
     }
 
     pub fn show(&mut self, piece: &Piece) -> io::Result<()> {
-        let changed = self.last.as_ref().is_some_and(|l| l.reasoning && !piece.reasoning);
-        let text = if piece.reasoning { dimmed(&piece.text, self.colours) } else { piece.text.clone() };
-        let gap = if changed { "\n\n" } else { "" };
-        match (self.place, piece.reasoning) {
-            (Reasoning::Aside, true) if self.colours => io::stderr().write_all(text.as_bytes())?,
-            (Reasoning::Aside, true) => {}
-            (Reasoning::Aside, false) => {
-                if changed && self.colours {
-                    io::stderr().write_all(gap.as_bytes())?;
-                }
-                write_now(&text)?;
-            }
-            (Reasoning::Inline, _) => write_now(&format!("{gap}{text}"))?,
+        if piece.reasoning {
+            self.thought = Some(piece.text.clone());
+            return self.think(&dimmed(&piece.text, self.colours));
         }
-        self.last = Some(piece.clone());
-        Ok(())
+        if let Some(thought) = self.thought.take() {
+            self.think(if thought.ends_with('\n') { "\n" } else { "\n\n" })?;
+        }
+        self.say(&piece.text)
     }
 
     /// Ends the last line.
     pub fn end(&mut self) -> io::Result<()> {
-        match self.last.take() {
-            Some(piece) if !piece.text.ends_with('\n') => write_now("\n"),
-            _ => Ok(()),
+        if self.thought.take().is_some() {
+            self.think("\n")?;
         }
+        if self.open { self.say("\n") } else { Ok(()) }
+    }
+
+    fn think(&mut self, text: &str) -> io::Result<()> {
+        match self.place {
+            Reasoning::Inline => write_now(text),
+            Reasoning::Aside if self.colours => io::stderr().write_all(text.as_bytes()),
+            Reasoning::Aside => Ok(()),
+        }
+    }
+
+    fn say(&mut self, text: &str) -> io::Result<()> {
+        self.open = !text.ends_with('\n');
+        write_now(text)
     }
 }
 
