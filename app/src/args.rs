@@ -1,6 +1,7 @@
 //! Every flag, parsed once into plain structs.
 
 use clap::{Parser, Subcommand, ValueEnum};
+use llm::weights::Activations;
 use runtime::cpu::Tier;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -24,12 +25,27 @@ pub enum Command {
     Check(Check),
     /// Shows what the compiler makes of one kernel of the table
     Dump(Dump),
+<<<<<<< HEAD
     /// Shows what a model holds and what running it takes
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(Inspect),
     /// Writes a model of a known shape with random weights
     #[command(after_help = SYNTH_EXAMPLES)]
     Synth(Synth),
+=======
+    /// Talks with a model, or prints one answer
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(Run),
+    /// Fetches a model from Hugging Face into the cache, and prints its path
+    #[command(after_help = PULL_EXAMPLES)]
+    Pull(Pull),
+    /// Lists the models that have names, and what is on this machine
+    #[command(after_help = MODELS_EXAMPLES)]
+    Models,
+    /// Prints a completion script for a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions { shell: clap_complete::Shell },
+>>>>>>> talk
 }
 
 #[derive(clap::Args, Clone)]
@@ -149,6 +165,7 @@ pub enum DumpWhat {
     Asm,
 }
 
+<<<<<<< HEAD
 const INSPECT_EXAMPLES: &str = "Examples:
   glimmer inspect model.gguf
   glimmer inspect synth:glm-4.7-flash:q4_0 --ctx 32768
@@ -187,4 +204,131 @@ pub struct Synth {
     /// Experts of a layer, if not the published number
     #[arg(long)]
     pub experts: Option<i64>,
+=======
+/// A model on a device.
+#[derive(clap::Args)]
+pub struct ModelArgs {
+    /// The path of a GGUF file, a name (see `glimmer models`) or synth:NAME:QUANT; the built-in model if not given
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Tokens that prompt and answer may have together; 4096 or the model's own if that is shorter
+    #[arg(long, value_name = "TOKENS", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub ctx: Option<usize>,
+    /// How products of block-quantised weights are computed; f32 is exact, int8 the default where the device has it
+    #[arg(long, value_enum)]
+    pub activations: Option<ActivationsName>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum ActivationsName {
+    Int8,
+    F32,
+}
+
+impl From<ActivationsName> for Activations {
+    fn from(name: ActivationsName) -> Activations {
+        match name {
+            ActivationsName::Int8 => Activations::Int8,
+            ActivationsName::F32 => Activations::F32,
+        }
+    }
+}
+
+const RUN_EXAMPLES: &str = "Examples:
+  glimmer run
+  glimmer run -p \"Tell me a story about a dog.\"
+  glimmer run model.gguf --ctx 16384 --system \"You are brief.\"
+  glimmer run glm-4.7-flash --device cuda --temp 0.7 --top-p 1.0 --min-p 0.01
+  glimmer run --raw -p \"Once upon a time\" -n 64 --seed 1
+  glimmer run qwen3-4b --no-think --json < question.txt";
+
+#[derive(clap::Args)]
+pub struct Run {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print one answer to this and end; standard input if that is no terminal
+    #[arg(short, long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// Tokens of an answer at most
+    #[arg(short, value_name = "TOKENS")]
+    pub n: Option<usize>,
+    /// Continue the text as it is, without the model's chat template
+    #[arg(long, conflicts_with_all = ["system", "no_think"])]
+    pub raw: bool,
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Ask for the answer without reasoning (`enable_thinking` in templates that know it)
+    #[arg(long)]
+    pub no_think: bool,
+    /// One JSON object: text, reasoning, token ids, speeds, and why the answer ended
+    #[arg(long)]
+    pub json: bool,
+    /// Temperature; 0 takes the most probable token [default: 0.8]
+    #[arg(long, value_parser = not_negative, allow_negative_numbers = true)]
+    pub temp: Option<f32>,
+    /// Choose among the k most probable tokens; 0: among all [default: 40]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Choose among the most probable tokens that have this probability together [default: 0.95]
+    #[arg(long, value_name = "P", value_parser = fraction, allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Choose among tokens this probable, relative to the most probable [default: 0.05]
+    #[arg(long, value_name = "P", value_parser = fraction, allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Above 1: against repetition of the last 64 tokens [default: 1]
+    #[arg(long, value_name = "X", value_parser = positive, allow_negative_numbers = true)]
+    pub repeat_penalty: Option<f32>,
+    /// The same seed gives the same answer; another one each time if not given
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// A text that ends the answer; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+fn not_negative(text: &str) -> Result<f32, String> {
+    within(text, "a number that is not negative", |v| v >= 0.0)
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    within(text, "a positive number", |v| v > 0.0)
+}
+
+fn fraction(text: &str) -> Result<f32, String> {
+    within(text, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))
+}
+
+fn within(text: &str, expected: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
+    text.parse()
+        .ok()
+        .filter(|v: &f32| v.is_finite() && fits(*v))
+        .ok_or_else(|| format!("expected {expected}"))
+}
+
+const PULL_EXAMPLES: &str = "Examples:
+  glimmer pull smollm2-135m
+  glimmer pull glm-4.7-flash:q4_0
+  glimmer pull hf:unsloth/Qwen3-4B-GGUF:Q8_0
+  glimmer pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q4_0.gguf
+
+A download that was broken off is continued. Files lie in $XDG_CACHE_HOME/glimmer or ~/.cache/glimmer.";
+
+const MODELS_EXAMPLES: &str = "Examples:
+  glimmer models";
+
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  glimmer completions bash > ~/.local/share/bash-completion/completions/glimmer
+  glimmer completions zsh > ~/.zfunc/_glimmer
+  glimmer completions fish > ~/.config/fish/completions/glimmer.fish";
+
+#[derive(clap::Args)]
+pub struct Pull {
+    /// A known name (see `glimmer models`), NAME:QUANT, hf:OWNER/REPO:QUANT or hf:OWNER/REPO/FILE.gguf
+    pub name: String,
+    /// A mirror of huggingface.co
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+>>>>>>> talk
 }

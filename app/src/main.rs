@@ -5,21 +5,41 @@ mod bench;
 mod check;
 mod device;
 mod dump;
+<<<<<<< HEAD
 mod inspect;
 mod model;
 mod synth;
+=======
+mod fetch;
+mod model;
+mod names;
+mod pull;
+mod repl;
+mod run;
+>>>>>>> talk
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    runtime::machine::end_on_broken_pipe();
     let args = args::Args::parse();
     let result = match &args.command {
         args::Command::Bench(b) => bench::run(b),
         args::Command::Check(c) => check::run(c),
         args::Command::Dump(d) => dump::run(d),
+<<<<<<< HEAD
         args::Command::Inspect(i) => inspect::run(i),
         args::Command::Synth(s) => synth::run(s),
+=======
+        args::Command::Run(r) => run::run(r),
+        args::Command::Pull(p) => pull::run(p),
+        args::Command::Models => pull::list(),
+        args::Command::Completions { shell } => {
+            clap_complete::generate(*shell, &mut args::Args::command(), "glimmer", &mut std::io::stdout());
+            Ok(())
+        }
+>>>>>>> talk
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

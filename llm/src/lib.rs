@@ -5,12 +5,16 @@
 
 pub mod attention;
 pub mod block;
+pub mod chat;
 pub mod config;
 pub mod ffn;
+pub mod generate;
 pub mod gguf;
 pub mod model;
 pub mod rope;
+pub mod sample;
 pub mod size;
+pub mod stream;
 pub mod synth;
 pub mod template;
 pub mod tokenizer;

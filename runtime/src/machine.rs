@@ -71,6 +71,16 @@ fn field(text: &str, name: &str) -> Option<usize> {
     text.lines().find_map(|l| l.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
+/// Lets a broken pipe end the process, as it ends other programs: Rust's runtime turns it into an error of every write,
+/// which `println!` makes a panic. Sockets are not affected.
+pub fn end_on_broken_pipe() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the default action is a valid handler, and no other thread sets handlers while the program starts.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

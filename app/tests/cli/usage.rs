@@ -1,0 +1,47 @@
+//! Flags, help, exit codes.
+
+use crate::Place;
+
+#[test]
+fn usage_errors_end_with_2() {
+    let place = Place::new();
+    for (args, with) in [
+        (&[][..], "Usage"),
+        (&["nonsense"][..], "nonsense"),
+        (&["run", "--temp", "hot"][..], "--temp"),
+        (&["run", "--temp", "-1", "-p", "x"][..], "--temp"),
+        (&["run", "--top-p", "1.5", "-p", "x"][..], "--top-p"),
+        (&["run", "--device", "tpu", "-p", "x"][..], "--device"),
+        (&["run", "--ctx", "0", "-p", "x"][..], "--ctx"),
+        (&["pull"][..], "NAME"),
+        (&["completions", "tcsh"][..], "tcsh"),
+    ] {
+        place.glimmer(args).ends(2, &[with]);
+    }
+}
+
+#[test]
+fn help_has_examples() {
+    let place = Place::new();
+    assert!(place.glimmer(&["--help"]).ok().out.contains("run"));
+    for command in ["run", "pull", "models", "completions"] {
+        let help = place.glimmer(&[command, "--help"]).ok().out;
+        assert!(help.contains("Usage: glimmer") && help.contains("Examples:"), "{command}: {help}");
+        assert!(help.contains(&format!("glimmer {command}")), "{command}: {help}");
+    }
+}
+
+#[test]
+fn completions_for_every_shell() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = place.glimmer(&["completions", shell]).ok().out;
+        assert!(script.contains("glimmer") && script.contains("no-think"), "{shell}: {script}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let place = Place::new();
+    place.glimmer(&["run", "no/such.gguf", "-p", "x"]).fails(&["no/such.gguf"]);
+}
