@@ -186,6 +186,7 @@ impl Gguf {
         let Some(value) = self.value(key) else { return Ok(None) };
         let found = || match value {
             Value::Array(a) => format!("an array of {} {}", a.len(), a.type_name()),
+            Value::String(s) => format!("the string {:?}", s.chars().take(40).collect::<String>()),
             other => format!("{other} ({})", other.type_name()),
         };
         read(value).map(Some).ok_or_else(|| invalid(&self.name, key, expected, found()))
