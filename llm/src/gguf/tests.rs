@@ -303,6 +303,9 @@ fn parts_make_one_model() {
     refused(part(1, 2, 2, "a"), "tensor a: expected one of that name");
     dir.write("m-00001-of-00002.gguf", &part(0, 2, 3, "a"));
     refused(part(1, 2, 3, "b"), "split.tensors.count: expected 3 tensors, found 2 in the 2 parts");
+    let absurd = file(&[("split.count", (1i64 << 40).into())], &[]);
+    let error = Gguf::open(&dir.write("m-00001-of-1099511627776.gguf", &absurd)).unwrap_err().to_string();
+    assert!(error.contains("split.count: expected at most 99999, found 1099511627776"), "{error}");
     let renamed = dir.write("renamed.gguf", &part(0, 2, 2, "a"));
     let error = Gguf::open(&renamed).unwrap_err().to_string();
     assert!(error.contains("file name: expected one ending in \"-00001-of-00002.gguf\""), "{error}");
