@@ -8,6 +8,8 @@ mod dump;
 mod inspect;
 mod model;
 mod synth;
+mod template;
+mod tokenize;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -20,6 +22,8 @@ fn main() -> ExitCode {
         args::Command::Dump(d) => dump::run(d),
         args::Command::Inspect(i) => inspect::run(i),
         args::Command::Synth(s) => synth::run(s),
+        args::Command::Template(t) => template::run(t),
+        args::Command::Tokenize(t) => tokenize::run(t),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

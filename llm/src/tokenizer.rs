@@ -66,6 +66,9 @@ impl Kind {
     }
 }
 
+/// Writes the bytes that a token stands for.
+type PieceOf = fn(Kind, &str, &mut Vec<u8>);
+
 enum Model {
     Bpe(Bpe, Pre),
     Spm(Spm),
@@ -185,7 +188,7 @@ impl Tokenizer {
         let mut pieces = Vec::with_capacity(tokens.iter().map(|t| t.len()).sum());
         let mut piece_ends = Vec::with_capacity(tokens.len());
         let mut space_prefix = false;
-        let (model, piece): (Model, fn(Kind, &str, &mut Vec<u8>)) = match file.text("tokenizer.ggml.model")? {
+        let (model, piece): (Model, PieceOf) = match file.text("tokenizer.ggml.model")? {
             "gpt2" => {
                 let pre = file.text("tokenizer.ggml.pre")?;
                 let pre = Pre::named(pre).ok_or_else(|| Error::Pre {
