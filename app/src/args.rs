@@ -49,6 +49,12 @@ pub enum Command {
     /// Prints a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions { shell: clap_complete::Shell },
+    /// Turns messages into the prompt that a model's chat template makes of them
+    #[command(after_help = TEMPLATE_EXAMPLES)]
+    Template(Template),
+    /// Turns text into token ids, or ids into text
+    #[command(after_help = TOKENIZE_EXAMPLES)]
+    Tokenize(Tokenize),
 }
 
 #[derive(clap::Args, Clone)]
@@ -375,6 +381,44 @@ pub struct Perplexity {
     #[arg(long)]
     pub chunks: Option<usize>,
     /// One JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+const TEMPLATE_EXAMPLES: &str = "Examples:
+  glimmer template model.gguf --messages chat.json
+  glimmer template chat_template.jinja --messages - < chat.json
+
+FILE is like {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"arguments\": {\"add_generation_prompt\": true}}.";
+
+#[derive(clap::Args)]
+pub struct Template {
+    /// A model, or a file with a template
+    #[arg(value_name = "MODEL_OR_JINJA")]
+    pub template: String,
+    /// A JSON object with `messages` and, if need be, the template's other `arguments`; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub messages: String,
+}
+
+const TOKENIZE_EXAMPLES: &str = "Examples:
+  glimmer tokenize model.gguf 'Hello world'
+  glimmer tokenize model.gguf --json < book.txt
+  glimmer tokenize model.gguf --decode 9703,1879";
+
+#[derive(clap::Args)]
+pub struct Tokenize {
+    /// The path of a GGUF file, one with nothing but a vocabulary among them
+    pub model: String,
+    /// The text; standard input if not given
+    pub text: Option<String>,
+    /// Take the texts of control tokens as text
+    #[arg(long)]
+    pub no_special: bool,
+    /// Print the text of these ids
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["text", "no_special"])]
+    pub decode: Option<Vec<u32>>,
+    /// Print one JSON object, {"ids": [...]} or {"text": "..."}
     #[arg(long)]
     pub json: bool,
 }

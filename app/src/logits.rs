@@ -29,7 +29,11 @@ pub fn run(args: &Logits) -> Result<()> {
         }
         at += 1;
     };
-    if args.mtp { m.feed_drafts(&tokens, &mut row)? } else { m.feed_all(&tokens, &mut row)? };
+    if args.mtp {
+        m.feed_drafts(&tokens, &mut row)?
+    } else {
+        m.feed_all(&tokens, &mut row)?
+    };
     failed.map_or(Ok(()), Err)?;
     out.finish()
 }

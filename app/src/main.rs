@@ -15,6 +15,8 @@ mod pull;
 mod repl;
 mod run;
 mod synth;
+mod template;
+mod tokenize;
 
 use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
@@ -37,6 +39,8 @@ fn main() -> ExitCode {
             clap_complete::generate(*shell, &mut args::Args::command(), "glimmer", &mut std::io::stdout());
             Ok(())
         }
+        args::Command::Template(t) => template::run(t),
+        args::Command::Tokenize(t) => tokenize::run(t),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -20,7 +20,8 @@ pub fn run(args: &Perplexity) -> Result<()> {
     if let Some(bos) = first {
         tokens.insert(0, bos);
     }
-    let chunks: Vec<&[u32]> = tokens.chunks_exact(args.chunk).take(args.chunks.unwrap_or(usize::MAX)).collect();
+    let chunks: Vec<&[u32]> =
+        tokens.chunks_exact(args.chunk).take(args.chunks.unwrap_or(usize::MAX)).collect();
     if chunks.is_empty() {
         bail!("{}: {} tokens are no chunk of {}", args.file.display(), tokens.len(), args.chunk);
     }

@@ -163,7 +163,7 @@ mod tests {
     fn prints_like_python() {
         check(
             "{{ f }} {{ m }} {{ none }} {{ true }} {{ s }} {{ [s] }}{{ nothing }}",
-            concat!("[1.0, 1e+16, 1.5e-07, 0.0001] {'b': None, 'a': True} None True it's [\"it's\"]"),
+            "[1.0, 1e+16, 1.5e-07, 0.0001] {'b': None, 'a': True} None True it's [\"it's\"]",
         );
         check("{{ ['a\\n\\\\'] }}", "['a\\n\\\\']");
         check("{{ (1, 'x')|string + '!' }}", "(1, 'x')!");

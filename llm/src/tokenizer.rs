@@ -66,6 +66,9 @@ impl Kind {
     }
 }
 
+/// Writes the bytes that a token stands for.
+type PieceOf = fn(Kind, &str, &mut Vec<u8>);
+
 enum Model {
     Bpe(Bpe, Pre),
     Spm(Spm),
@@ -97,16 +100,12 @@ const ENDS: &[&str] = &[
     "<end_of_turn>",
     "<|endoftext|>",
     "<|end_of_text|>",
-    "</s>",
-    "<eos>",
     "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
     "<end_of_utterance>",
     "<｜end▁of▁sentence｜>",
 ];
+/// Tokens that do so if they are control tokens; in some vocabularies these texts are ordinary words.
+const CONTROL_ENDS: &[&str] = &["</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"];
 /// Fill-in-the-middle tokens that end an answer: padding, a new repository, a new file.
 const FIM_ENDS: &[(&str, &[&str])] = &[
     ("tokenizer.ggml.fim_pad_token_id", &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
@@ -185,7 +184,7 @@ impl Tokenizer {
         let mut pieces = Vec::with_capacity(tokens.iter().map(|t| t.len()).sum());
         let mut piece_ends = Vec::with_capacity(tokens.len());
         let mut space_prefix = false;
-        let (model, piece): (Model, fn(Kind, &str, &mut Vec<u8>)) = match file.text("tokenizer.ggml.model")? {
+        let (model, piece): (Model, PieceOf) = match file.text("tokenizer.ggml.model")? {
             "gpt2" => {
                 let pre = file.text("tokenizer.ggml.pre")?;
                 let pre = Pre::named(pre).ok_or_else(|| Error::Pre {
@@ -339,6 +338,8 @@ fn ends(
         known.retain(|id| *id != end);
     }
     ends.extend(&known);
+    let control = CONTROL_ENDS.iter().filter_map(|text| index.get(text));
+    ends.extend(control.filter(|id| kinds[*id as usize] == Kind::Control));
     for (key, texts) in FIM_ENDS {
         let found: Vec<u32> = texts.iter().filter_map(|text| index.get(text)).take(1).collect();
         match id(key)? {

@@ -13,7 +13,7 @@ const NONE: u32 = u32::MAX;
 
 pub struct Bpe {
     /// The symbol of each byte.
-    bytes: [u32; 256],
+    bytes: Vec<u32>,
     /// A pair of symbols and the rank of its merge.
     ranks: HashMap<(u32, u32), u32>,
     /// The symbol that the merge of a rank makes.
@@ -52,11 +52,7 @@ impl Bpe {
     /// `merges` are pairs of texts with a space between them, the most urgent first.
     pub fn new(index: &Index, tokens: u32, merges: &[&str]) -> Result<Bpe, Error> {
         let mut symbols = Symbols { index, tokens, others: HashMap::new(), spelled: Vec::new() };
-        let mut bytes = [0; 256];
-        let mut buffer = [0; 4];
-        for (byte, symbol) in bytes.iter_mut().enumerate() {
-            *symbol = symbols.of(char_of_byte(byte as u8).encode_utf8(&mut buffer));
-        }
+        let bytes = (0..=255).map(|byte| symbols.of(char_of_byte(byte).encode_utf8(&mut [0; 4]))).collect();
         let mut ranks = HashMap::with_capacity(merges.len());
         let mut merged = Vec::with_capacity(merges.len());
         let mut text = String::new();

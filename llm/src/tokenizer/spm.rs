@@ -10,7 +10,7 @@ const NONE: u32 = u32::MAX;
 pub struct Spm {
     scores: Vec<f32>,
     /// The token of each byte; the unknown token, if any, where the vocabulary has none.
-    bytes: [Option<u32>; 256],
+    bytes: Vec<Option<u32>>,
 }
 
 /// A piece of the text between two others; empty once it was joined to the one before.
@@ -23,11 +23,11 @@ struct Piece {
 
 impl Spm {
     pub fn new(index: &Index, scores: Vec<f32>, unknown: Option<u32>) -> Spm {
-        let bytes = std::array::from_fn(|byte| {
-            let name = format!("<0x{byte:02X}>");
-            let plain = u8::try_from(byte).ok().filter(u8::is_ascii).map(|b| char::from(b).to_string());
-            index.get(&name).or_else(|| index.get(&plain?)).or(unknown)
-        });
+        let token = |byte: u8| {
+            let plain = byte.is_ascii().then(|| char::from(byte).to_string());
+            index.get(&format!("<0x{byte:02X}>")).or_else(|| index.get(&plain?)).or(unknown)
+        };
+        let bytes = (0..=255).map(token).collect();
         Spm { scores, bytes }
     }
 

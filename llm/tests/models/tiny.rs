@@ -48,7 +48,8 @@ fn every_architecture_at_once_and_token_by_token() {
     let Some(device) = cpu() else { return };
     for (folder, file, ..) in MODELS {
         let e = Expected::of(&format!("tiny/{folder}"));
-        let mut m = load(device.clone(), packed_model(&format!("tiny/{folder}/{file}")), 64, Activations::F32);
+        let mut m =
+            load(device.clone(), packed_model(&format!("tiny/{folder}/{file}")), 64, Activations::F32);
         for seq in ["seq0", "seq1"] {
             let (tokens, want) = (e.tokens(seq), e.logits(seq));
             let what = format!("{file} {seq}");
@@ -57,7 +58,14 @@ fn every_architecture_at_once_and_token_by_token() {
             let mut row = vec![];
             for (i, &t) in tokens.iter().enumerate().skip(5) {
                 row = m.feed(&[t]).unwrap();
-                exact(&format!("{what} position {i}"), &row, &want[i * e.vocab..][..e.vocab], e.vocab, 1e-3, 1e-7);
+                exact(
+                    &format!("{what} position {i}"),
+                    &row,
+                    &want[i * e.vocab..][..e.vocab],
+                    e.vocab,
+                    1e-3,
+                    1e-7,
+                );
             }
             for want in ids(&e.json[seq]["greedy_16"]) {
                 assert_eq!(argmax(&row), want, "{what}: greedy");
@@ -73,10 +81,16 @@ fn long_sequences_in_chunks_of_many_sizes() {
     for (folder, file, max, kl) in MODELS {
         let e = Expected::of(&format!("tiny/{folder}"));
         let (tokens, want) = (e.tokens("long"), e.logits("long"));
-        let mut m = load(device.clone(), packed_model(&format!("tiny/{folder}/{file}")), tokens.len(), Activations::F32);
+        let mut m = load(
+            device.clone(),
+            packed_model(&format!("tiny/{folder}/{file}")),
+            tokens.len(),
+            Activations::F32,
+        );
         let rows = all_logits(&mut m, &tokens);
         let at = ids(&e.json["long"]["positions"]);
-        let got: Vec<f32> = at.iter().flat_map(|&p| rows[p as usize * e.vocab..][..e.vocab].to_vec()).collect();
+        let got: Vec<f32> =
+            at.iter().flat_map(|&p| rows[p as usize * e.vocab..][..e.vocab].to_vec()).collect();
         exact(&format!("{file} long"), &got, &want, e.vocab, max, kl);
     }
 }
@@ -85,7 +99,8 @@ fn long_sequences_in_chunks_of_many_sizes() {
 fn the_drafting_layer() {
     let Some(device) = cpu() else { return };
     let e = Expected::of("tiny/glm4_moe_lite");
-    let mut m = load(device, packed_model("tiny/glm4_moe_lite/glm4_moe_lite.mtp.f16.gguf"), 64, Activations::F32);
+    let mut m =
+        load(device, packed_model("tiny/glm4_moe_lite/glm4_moe_lite.mtp.f16.gguf"), 64, Activations::F32);
     let mut got = vec![];
     m.feed_drafts(&e.tokens("seq0"), &mut |row| got.extend_from_slice(row)).unwrap();
     exact("drafts", &got, &e.logits("mtp.seq0"), e.vocab, 1e-3, 1e-7);
@@ -105,7 +120,9 @@ fn the_interpreter_agrees() {
 #[test]
 fn quantised_models_with_exact_and_with_byte_activations() {
     let Some(device) = cpu() else { return };
-    for (name, kinds) in [("q_llama", &["q8_0", "q4_k_m", "iq4_xs", "q5_0"][..]), ("q_glm4_moe_lite", &["q4_k_m"])] {
+    for (name, kinds) in
+        [("q_llama", &["q8_0", "q4_k_m", "iq4_xs", "q5_0"][..]), ("q_glm4_moe_lite", &["q4_k_m"])]
+    {
         let e = Expected::of(&format!("tiny_quant/{name}"));
         for kind in kinds {
             for seq in ["seq0", "seq1"] {
@@ -130,7 +147,9 @@ fn quantised_models_with_exact_and_with_byte_activations() {
 #[test]
 fn files_beside_the_checkout() {
     let Some(device) = cpu() else { return };
-    for (folder, file, ..) in MODELS.into_iter().filter(|m| m.1.ends_with(".f16.gguf") && !m.1.contains("mtp")) {
+    for (folder, file, ..) in
+        MODELS.into_iter().filter(|m| m.1.ends_with(".f16.gguf") && !m.1.contains("mtp"))
+    {
         let file = file.replace("f16", "f32");
         let Some(path) = beside(&format!("fixtures/tiny/{folder}/{file}")) else { return };
         let e = Expected::of(&format!("tiny/{folder}"));
