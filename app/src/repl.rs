@@ -62,6 +62,8 @@ struct Repl {
     lines: Lines,
     history: Option<PathBuf>,
     last: Option<Answer>,
+    /// Answers since the seed was set: each has a seed of its own.
+    turn: u64,
     /// Whether an answer is being made, and whether it should end.
     busy: Arc<AtomicBool>,
     cancel: Arc<AtomicBool>,
@@ -90,7 +92,7 @@ impl Repl {
         {
             eprintln!("glimmer: {}: {e}", path.display());
         }
-        Ok(Repl { session, request, lines, history, last: None, busy, cancel })
+        Ok(Repl { session, request, lines, history, last: None, turn: 0, busy, cancel })
     }
 
     fn greet(&self) {
@@ -132,7 +134,10 @@ impl Repl {
         self.cancel.store(false, Ordering::Relaxed);
         self.busy.store(true, Ordering::Relaxed);
         let cancel = self.cancel.clone();
-        let answer = self.session.generator.answer(&prompt, &self.request, &self.cancel, &mut |piece| {
+        let mut request = self.request.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(self.turn);
+        self.turn += 1;
+        let answer = self.session.generator.answer(&prompt, &request, &self.cancel, &mut |piece| {
             if let Err(e) = screen.show(piece) {
                 failed = Some(e);
                 cancel.store(true, Ordering::Relaxed);
@@ -189,7 +194,10 @@ impl Repl {
                 };
                 self.session.chat.as_mut().context(no_chat)?.set_thinking(on);
             }
-            Command::Set(name, value) => set(&mut self.request, &name, &value).map_err(anyhow::Error::msg)?,
+            Command::Set(name, value) => {
+                set(&mut self.request, &name, &value).map_err(anyhow::Error::msg)?;
+                self.turn = if name == "seed" { 0 } else { self.turn };
+            }
             Command::Save(path) => self.save(&path)?,
             Command::Stats => self.stats(),
             Command::Exit => {}
@@ -378,7 +386,7 @@ const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "seed",
-        about: "the same seed gives the same answer",
+        about: "the same seed gives the same conversation",
         show: |r| r.sampling.seed.to_string(),
         set: |r, v| v.parse().ok().map(|v| r.sampling.seed = v),
     },
@@ -390,9 +398,12 @@ const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "stop",
-        about: "a text that ends the answer",
+        about: "a text that ends the answer; off: none",
         show: |r| r.stop.join(" "),
-        set: |r, v| Some(r.stop = vec![v.into()]),
+        set: |r, v| {
+            r.stop = if v == "off" { vec![] } else { vec![v.into()] };
+            Some(())
+        },
     },
 ];
 
