@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand, ValueEnum};
 use llm::weights::Activations;
 use runtime::cpu::Tier;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 #[derive(Parser)]
@@ -24,6 +25,14 @@ pub enum Command {
     Check(Check),
     /// Shows what the compiler makes of one kernel of the table
     Dump(Dump),
+<<<<<<< HEAD
+    /// Shows what a model holds and what running it takes
+    #[command(after_help = INSPECT_EXAMPLES)]
+    Inspect(Inspect),
+    /// Writes a model of a known shape with random weights
+    #[command(after_help = SYNTH_EXAMPLES)]
+    Synth(Synth),
+=======
     /// Talks with a model, or prints one answer
     #[command(after_help = RUN_EXAMPLES)]
     Run(Run),
@@ -36,6 +45,7 @@ pub enum Command {
     /// Prints a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions { shell: clap_complete::Shell },
+>>>>>>> talk
 }
 
 #[derive(clap::Args, Clone)]
@@ -155,6 +165,46 @@ pub enum DumpWhat {
     Asm,
 }
 
+<<<<<<< HEAD
+const INSPECT_EXAMPLES: &str = "Examples:
+  glimmer inspect model.gguf
+  glimmer inspect synth:glm-4.7-flash:q4_0 --ctx 32768
+  glimmer inspect model-00001-of-00003.gguf --tensors --json";
+
+#[derive(clap::Args)]
+pub struct Inspect {
+    /// The path of a GGUF file or synth:NAME:QUANT; the built-in model if not given
+    pub model: Option<String>,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Context for which memory is counted; 4096 or the model's own if that is shorter
+    #[arg(long, value_name = "POSITIONS")]
+    pub ctx: Option<u64>,
+    /// One JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+const SYNTH_EXAMPLES: &str = "Examples:
+  glimmer synth glm-4.7-flash:q4_0 glm.gguf
+  glimmer synth deepseek-v2-lite:q4_k_m small.gguf --layers 4 --vocab 1024 --experts 8";
+
+#[derive(clap::Args)]
+pub struct Synth {
+    /// NAME:QUANT, e.g. glm-4.7-flash:q4_0
+    pub model: String,
+    pub file: PathBuf,
+    /// Layers, if not the published number
+    #[arg(long)]
+    pub layers: Option<i64>,
+    /// Tokens of the vocabulary, if not the published number
+    #[arg(long)]
+    pub vocab: Option<i64>,
+    /// Experts of a layer, if not the published number
+    #[arg(long)]
+    pub experts: Option<i64>,
+=======
 /// A model on a device.
 #[derive(clap::Args)]
 pub struct ModelArgs {
@@ -280,4 +330,5 @@ pub struct Pull {
     /// A mirror of huggingface.co
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
+>>>>>>> talk
 }

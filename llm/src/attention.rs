@@ -66,7 +66,7 @@ impl<'g> Place<'g> {
 /// q `[T, G, R, k]` (R heads share each of G keys), keys `[L, G, k]`, values `[L, G, v]`: `[T, G, R, v]`.
 fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
     let g = q.graph();
-    let scores = ops::linear(q, keys.move_axis(0, 1).widen()) * scale;
+    let scores = ops::linear(q.contiguous(), keys.move_axis(0, 1).widen()) * scale;
     let key = g.iota_dim(at.blocks * KV_BLOCK);
     let query = g.iota(at.tokens) + g.scalar(at.pos).cast(Scalar::I32);
     let visible = key.le(query.reshape([at.tokens, 1, 1, 1]));
@@ -264,7 +264,7 @@ impl<'g> Mla<'g> {
             let length = seen.dims()[0];
             let turned =
                 seen.slice(-1, rank..rank + rope).expand([length, x.graph().int(h), x.graph().int(rope)]);
-            let keys = Tensor::concat(&[self.keys(latent, h).contiguous(), turned], -1);
+            let keys = Tensor::concat(&[self.keys(latent, h), turned], -1).contiguous();
             let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
             attend(q, keys, self.values(latent, h).contiguous(), c.score_scale(), at)
         } else {
@@ -311,19 +311,18 @@ impl<'g> Mla<'g> {
     /// Latent rows `[L, 1, rank]` to keys `[L, H, nope]`.
     fn keys(&self, latent: Tensor<'g>, h: i64) -> Tensor<'g> {
         let w = match &self.up {
-            Up::Split { k, .. } => k.values().transpose(-1, -2),
-            Up::Joint(w) => self.parts(w, h).0,
+            Up::Split { k, .. } => k.values().contiguous().transpose(-1, -2),
+            Up::Joint(w) => self.parts(w, h).0.contiguous(),
         };
         ops::linear(latent.transpose(0, 1).widen(), w).transpose(0, 1)
     }
 
     /// Latent rows `[L, 1, rank]` to values `[L, H, value]`.
     fn values(&self, latent: Tensor<'g>, h: i64) -> Tensor<'g> {
-        let latent = latent.transpose(0, 1).widen();
-        let y = match &self.up {
-            Up::Split { v, .. } => ops::linear(latent, v.values()),
-            Up::Joint(w) => ops::linear(latent, self.parts(w, h).1),
+        let w = match &self.up {
+            Up::Split { v, .. } => v.values(),
+            Up::Joint(w) => self.parts(w, h).1,
         };
-        y.transpose(0, 1)
+        ops::linear(latent.transpose(0, 1).widen(), w.contiguous()).transpose(0, 1)
     }
 }

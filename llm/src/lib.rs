@@ -13,6 +13,7 @@ pub mod gguf;
 pub mod model;
 pub mod rope;
 pub mod sample;
+pub mod size;
 pub mod stream;
 pub mod synth;
 pub mod template;

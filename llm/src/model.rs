@@ -18,7 +18,7 @@ use runtime::buffer::{Buffer, Slice};
 use runtime::check::layout;
 use runtime::device::{self, Device, Prepared};
 use runtime::plan::Plan;
-use runtime::step::{Module, by_heuristic};
+use runtime::step::{Library, Module, by_heuristic};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -91,6 +91,7 @@ pub struct Model {
     logits: Slice,
     scratch: Buffer,
     plans: HashMap<(Part, usize), Prepared>,
+    library: Library,
     len: usize,
 }
 
@@ -216,6 +217,7 @@ impl Model {
             logits: floats(rows * config.vocab)?,
             scratch: device.alloc(1)?,
             plans: HashMap::new(),
+            library: Library::default(),
             len: 0,
             device,
             file,
@@ -355,14 +357,17 @@ impl Model {
     }
 
     fn plan(&mut self, part: Part, rows: i64) -> Result<Prepared, Error> {
-        let mut p = Planner { model: self, plan: Plan::new(["pos", "blocks", "row"]), modules: vec![] };
+        let mut library = std::mem::take(&mut self.library);
+        let mut p = Planner { model: self, library: &mut library, modules: vec![] };
         match part {
             Part::Trunk => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,
             Part::Head => p.head(rows, false)?,
             Part::DraftHead => p.head(rows, true)?,
         }
-        let Planner { mut plan, modules, .. } = p;
+        let modules = p.modules;
+        self.library = library;
+        let mut plan = Plan::new(["pos", "blocks", "row"]);
         let scratch = modules.iter().map(|(m, _)| m.scratch()).max().unwrap_or(0);
         if scratch > self.scratch.len() {
             self.scratch = self.device.alloc(scratch)?;
@@ -377,12 +382,12 @@ impl Model {
 /// Collects what a plan is made of.
 struct Planner<'m> {
     model: &'m Model,
-    plan: Plan,
+    library: &'m mut Library,
     modules: Vec<(Arc<Module>, HashMap<u32, Slice>)>,
 }
 
-impl Planner<'_> {
-    fn inputs<'g>(&self, g: &'g Graph, prefix: &str) -> Inputs<'g, '_> {
+impl<'m> Planner<'m> {
+    fn inputs<'g>(&self, g: &'g Graph, prefix: &str) -> Inputs<'g, 'm> {
         Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.model.activations)
     }
     fn stream<'g>(&self, g: &'g Graph, name: &str, rows: i64) -> Tensor<'g> {
@@ -400,7 +405,7 @@ impl Planner<'_> {
         to: &Slice,
     ) -> Result<(), Error> {
         let device = &*self.model.device;
-        let module = Module::new(device, g, outputs, by_heuristic(device))?;
+        let module = Module::new(device, g, outputs, self.library, by_heuristic(device))?;
         memory.insert(module.outputs()[0].0, to.clone());
         self.modules.push((Arc::new(module), memory));
         Ok(())
@@ -449,7 +454,8 @@ impl Planner<'_> {
                 .collect();
             let (y, after) = Block::declare(&i, c, layer.index)?.of(x, &caches, c, &place);
             let outputs: Vec<Tensor> = [y].into_iter().chain(after).collect();
-            let module = Module::new(&*model.device, &g, &outputs, by_heuristic(&*model.device))?;
+            let module =
+                Module::new(&*model.device, &g, &outputs, self.library, by_heuristic(&*model.device))?;
             let slots = BlockSlots {
                 x: slot(x),
                 y: module.outputs()[0].0,

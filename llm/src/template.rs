@@ -66,6 +66,10 @@ impl Template {
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::tojson);
         environment.add_filter("string", |v: &Value| python::text(v));
+        environment.add_filter("indent", python::indent);
+        environment.add_filter("length", python::length);
+        environment.add_filter("count", python::length);
+        environment.add_test("iterable", |v: &Value| !v.is_none() && v.try_iter().is_ok());
         environment.add_test("sequence", |v: &Value| {
             matches!(v.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map)
         });
@@ -188,6 +192,11 @@ mod tests {
         check("{% for x in [1,2,3][::-1] %}{% if x == 1 %}{% break %}{% endif %}{{ x }}{% endfor %}", "32");
         check("{{ m.items() | list }}{{ m.get('z', 3) }}", "[('b', None), ('a', True)]3");
         check("{{ 'x' is sequence }}{{ m is iterable }}{{ true is number }}", "TrueTrueTrue");
+        check("{{ none is iterable }}{{ nothing | length }}", "False0");
+        check(
+            "{{ 'a\n\nb\n'|indent(2, first=true) }}|{{ 'a\n\nb'|indent(1, blank=true) }}",
+            "  a\n\n  b\n|a\n \n b",
+        );
         check("{{ 'abc'.index('c') }}{{ 'x'.zfill(3) }}", "200x");
     }
 

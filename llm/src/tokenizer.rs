@@ -3,6 +3,7 @@
 
 mod bpe;
 mod decode;
+mod index;
 mod pre;
 mod spm;
 
@@ -10,9 +11,9 @@ pub use decode::Decoder;
 
 use crate::gguf::{self, Gguf};
 use bpe::Bpe;
+use index::Index;
 use pre::Pre;
 use spm::Spm;
-use std::collections::HashMap;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -36,9 +37,6 @@ pub enum Error {
     Merge { index: usize, merge: String },
 }
 
-/// Token ids by text.
-type Index = HashMap<Box<str>, u32>;
-
 /// What a token is, by `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -60,6 +58,11 @@ impl Kind {
             6 => Kind::Byte,
             _ => Kind::Normal,
         }
+    }
+
+    /// Is its text looked for in every text, or in those where control tokens count?
+    fn is_special(self, control: bool) -> bool {
+        self == Kind::UserDefined || (control && matches!(self, Kind::Control | Kind::Unknown))
     }
 }
 
@@ -166,10 +169,7 @@ impl Tokenizer {
             None => vec![Kind::Normal; tokens.len()],
         };
         checked("tokenizer.ggml.token_type", kinds.len())?;
-        let mut index = Index::with_capacity(tokens.len());
-        for (id, text) in tokens.iter().enumerate().filter(|(_, t)| !t.is_empty()) {
-            index.insert((*text).into(), id as u32);
-        }
+        let index = Index::new(&tokens);
         let id = |key: &str| -> Result<Option<u32>, Error> {
             match file.opt_int(key)? {
                 Some(id) if id < 0 || id >= tokens.len() as i64 => {
@@ -200,8 +200,8 @@ impl Tokenizer {
                 let scores = file.opt_floats("tokenizer.ggml.scores")?.unwrap_or(vec![0.0; tokens.len()]);
                 checked("tokenizer.ggml.scores", scores.len())?;
                 space_prefix = file.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-                bos = bos.or(index.get("<s>").copied());
-                eos = eos.or(index.get("</s>").copied());
+                bos = bos.or(index.get("<s>"));
+                eos = eos.or(index.get("</s>"));
                 let unknown = id("tokenizer.ggml.unknown_token_id")?;
                 (Model::Spm(Spm::new(&index, scores, unknown)), decode::spm_piece)
             }
@@ -234,7 +234,9 @@ impl Tokenizer {
         let mut out = Vec::new();
         let mut work = bpe::Work::default();
         let mut after_special = true;
-        for part in self.special.split(text, parse_special) {
+        let special =
+            |text: &str| self.token_id(text).filter(|id| self.kinds[*id as usize].is_special(parse_special));
+        for part in self.special.split(text, special) {
             match (part, &self.model) {
                 (Part::Token(id), _) => out.push(id),
                 (Part::Text(text), Model::Bpe(bpe, pre)) => {
@@ -285,7 +287,7 @@ impl Tokenizer {
     }
 
     pub fn token_id(&self, text: &str) -> Option<u32> {
-        self.index.get(text).copied()
+        self.index.get(text)
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -331,14 +333,14 @@ fn ends(
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         ends.extend(id(key)?);
     }
-    let mut known: Vec<u32> = ENDS.iter().filter_map(|text| index.get(*text).copied()).collect();
-    let has = |text: &str| index.get(text).copied().filter(|id| known.contains(id));
+    let mut known: Vec<u32> = ENDS.iter().filter_map(|text| index.get(text)).collect();
+    let has = |text: &str| index.get(text).filter(|id| known.contains(id));
     if let (Some(_), Some(_), Some(end)) = (has("<|return|>"), has("<|call|>"), has("<|end|>")) {
         known.retain(|id| *id != end);
     }
     ends.extend(&known);
     for (key, texts) in FIM_ENDS {
-        let found: Vec<u32> = texts.iter().filter_map(|text| index.get(*text).copied()).take(1).collect();
+        let found: Vec<u32> = texts.iter().filter_map(|text| index.get(text)).take(1).collect();
         match id(key)? {
             Some(id) => ends.push(id),
             None => {
@@ -349,7 +351,7 @@ fn ends(
     }
     for (key, texts) in FIM_PARTS {
         if id(key)?.is_none() {
-            known.extend(texts.iter().filter_map(|text| index.get(*text)));
+            known.extend(texts.iter().filter_map(|text| index.get(text)));
         }
     }
     for id in known {
@@ -367,44 +369,33 @@ enum Part<'a> {
     Token(u32),
 }
 
-/// The tokens that are looked for in a text before anything else.
+/// Finds the tokens that count before anything else in a text: how long they are, by their first byte.
 struct Special {
-    tokens: HashMap<Box<str>, SpecialToken>,
-    /// The different lengths of texts that start with a byte.
     lengths: Vec<Vec<usize>>,
-}
-
-#[derive(Clone, Copy)]
-struct SpecialToken {
-    id: u32,
-    control: bool,
 }
 
 impl Special {
     fn new(texts: &[&str], kinds: &[Kind]) -> Special {
-        let mut special = Special { tokens: HashMap::new(), lengths: vec![Vec::new(); 256] };
-        for (id, (text, kind)) in texts.iter().zip(kinds).enumerate() {
-            let control = matches!(kind, Kind::Control | Kind::Unknown);
-            if let (true, Some(first)) = (control || *kind == Kind::UserDefined, text.bytes().next()) {
-                special.tokens.insert((*text).into(), SpecialToken { id: id as u32, control });
-                special.lengths[first as usize].push(text.len());
+        let mut lengths = vec![Vec::new(); 256];
+        for (text, kind) in texts.iter().zip(kinds) {
+            if let (true, Some(first)) = (kind.is_special(true), text.bytes().next()) {
+                lengths[first as usize].push(text.len());
             }
         }
-        for lengths in &mut special.lengths {
+        for lengths in &mut lengths {
             lengths.sort_unstable();
             lengths.dedup();
         }
-        special
+        Special { lengths }
     }
 
     /// Longer tokens are found before shorter ones, wherever they stand in the text.
-    fn split<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Part<'a>> {
+    fn split<'a>(&self, text: &'a str, token: impl Fn(&str) -> Option<u32>) -> Vec<Part<'a>> {
         let mut found: Vec<(usize, u32, usize)> = Vec::new();
         for (at, first) in text.bytes().enumerate() {
             for len in &self.lengths[first as usize] {
-                let token = text.get(at..at + len).and_then(|t| self.tokens.get(t));
-                if let Some(token) = token.filter(|t| parse_special || !t.control) {
-                    found.push((*len, token.id, at));
+                if let Some(id) = text.get(at..at + len).and_then(&token) {
+                    found.push((*len, id, at));
                 }
             }
         }

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use runtime::buffer::Slice;
 use runtime::device::{self, Device};
 use runtime::plan::Plan;
-use runtime::step::{Module, by_heuristic};
+use runtime::step::{Library, Module, by_heuristic};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -298,7 +298,7 @@ impl<'d> Loader<'d> {
             let g = Graph::new();
             let x = g.input("raw", DType::U8, [rows, cols / format.block, format.bytes]);
             let stored = format.load(x, self.layout);
-            let module = Module::new(device, &g, &stored, by_heuristic(device))?;
+            let module = Module::new(device, &g, &stored, &mut Library::default(), by_heuristic(device))?;
             self.modules.insert(key, (module, slot(x)));
         }
         let (module, raw_slot) = &self.modules[&key];

@@ -22,6 +22,7 @@ pub struct Step {
 }
 
 /// What became of one kernel.
+#[derive(Clone)]
 pub struct Compiled {
     pub program: Program,
     pub schedule: Vec<Opt>,
@@ -42,6 +43,28 @@ pub fn load(device: &dyn Device, kernel: &Kernel, opts: &[Opt]) -> Result<Progra
     device.load(linear, code)
 }
 
+/// Kernels that were compiled for a device, by their text: modules that have a kernel in common share it.
+#[derive(Default)]
+pub struct Library(HashMap<String, Compiled>);
+
+impl Library {
+    fn get(
+        &mut self,
+        device: &dyn Device,
+        kernel: &Kernel,
+        choose: impl FnOnce(&Kernel) -> Vec<Opt>,
+    ) -> Result<Compiled, Error> {
+        let key = format!("{:?} {kernel}", kernel.g.symbols());
+        if let Some(known) = self.0.get(&key) {
+            return Ok(known.clone());
+        }
+        let schedule = choose(kernel);
+        let compiled = Compiled { program: load(device, kernel, &schedule)?, schedule };
+        self.0.insert(key, compiled.clone());
+        Ok(compiled)
+    }
+}
+
 /// Loaded kernels in order, by the slots of the graph that they came from.
 pub struct Module {
     kernels: Vec<Compiled>,
@@ -58,6 +81,7 @@ impl Module {
         device: &dyn Device,
         g: &'g Graph,
         outputs: &[Tensor<'g>],
+        library: &mut Library,
         mut choose: impl FnMut(&Kernel) -> Vec<Opt>,
     ) -> Result<Module, Error> {
         let program = pipeline::schedule(g, outputs);
@@ -75,9 +99,7 @@ impl Module {
             outputs: program.outputs.iter().map(|o| (slot(*o), buffer_bytes(*o))).collect(),
         };
         for kernel in &program.kernels {
-            let schedule = choose(kernel);
-            let program = load(device, kernel, &schedule)?;
-            module.kernels.push(Compiled { program, schedule });
+            module.kernels.push(library.get(device, kernel, &mut choose)?);
             let slots: Vec<_> = kernel.buffers().into_iter().map(|(b, _)| slot(b)).collect();
             module.names.extend(slots.iter().map(|&s| (s, g.buffer(s).name)));
             module.args.push(slots);
@@ -122,7 +144,7 @@ impl Step {
         inputs: &HashMap<u32, Slice>,
         choose: impl FnMut(&Kernel) -> Vec<Opt>,
     ) -> Result<Step, Error> {
-        let module = Module::new(device, g, outputs, choose)?;
+        let module = Module::new(device, g, outputs, &mut Library::default(), choose)?;
         let mut memory = inputs.clone();
         for &(slot, bytes) in &module.outputs {
             if let Entry::Vacant(free) = memory.entry(slot) {

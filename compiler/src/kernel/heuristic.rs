@@ -63,34 +63,36 @@ impl<'g> Proposal<'g, '_> {
         self.serial(stage, |r| matches!(r, Role::Reduce(_)))
     }
 
-    /// The axis of a byte product's reduction, and its weights.
-    fn byte_axis(&self, stage: usize) -> Option<(usize, Ex<'g>)> {
+    /// The axis of each byte product's reduction, and its weights.
+    fn byte_axes(&self, stage: usize) -> Vec<(usize, Ex<'g>)> {
         let store = self.s.kernel.stages[stage].store;
-        let folds = topo(&[store]).into_iter().filter_map(|e| match e.op() {
-            Op::Fold(_, 1) => Some((byte_factors(e.arg(0))?.0, *e.args().last()?)),
-            _ => None,
+        let products = topo(&[store]).into_iter().filter_map(|e| {
+            let Op::Fold(_, 1) = e.op() else { return None };
+            let (weights, range) = (byte_factors(e.arg(0))?.0, *e.args().last()?);
+            Some((self.s.axes.iter().position(|a| a.range == range)?, weights))
         });
-        let (weights, range) = folds.last()?;
-        let axis = self.s.axes.iter().position(|a| a.range == range)?;
-        Some((axis, weights))
+        products.collect()
     }
 
     fn cpu_stage(&mut self, stage: usize) {
         let wide = (self.caps.vector_bytes / 4) as usize;
-        if let Some((k, weights)) = self.byte_axis(stage).filter(|_| self.caps.dot4) {
-            let rows =
-                self.outs(stage).into_iter().find(|(_, a)| a.extent() == Some(16) && reads(weights, a.range));
-            if let Some((r, _)) = rows {
+        let products = if self.caps.dot4 { self.byte_axes(stage) } else { vec![] };
+        let all_interleaved =
+            |a: &Axis| !products.is_empty() && products.iter().all(|(_, w)| interleaved(*w, a));
+        if let Some((r, _)) = self.outs(stage).into_iter().find(|(_, a)| all_interleaved(a)) {
+            let weights: Vec<Ex> = products.iter().map(|(_, w)| *w).collect();
+            for (k, _) in products {
                 self.put(Action::Dot4, k, 0);
                 self.put(Action::Unroll, k, 0);
-                self.put(Action::Vector, r, wide);
-                self.put(Action::Upcast, r, 0);
-                self.unroll_small(stage, 2);
-                self.tokens(stage, weights);
-                let hops = self.reduces(stage).iter().any(|(_, a)| chosen_by(weights, a.range));
-                self.put(Action::Prefetch, 0, if hops { HOPPING } else { PREFETCH } / 64);
-                return;
             }
+            self.put(Action::Vector, r, wide);
+            self.put(Action::Upcast, r, 0);
+            self.unroll_small(stage, 2);
+            self.tokens(stage, &weights);
+            let hops =
+                self.reduces(stage).iter().any(|(_, a)| weights.iter().any(|w| chosen_by(*w, a.range)));
+            self.put(Action::Prefetch, 0, if hops { HOPPING } else { PREFETCH } / 64);
+            return;
         }
         let store = self.s.kernel.stages[stage].store;
         let mut best: Option<(i64, usize)> = None;
@@ -111,9 +113,10 @@ impl<'g> Proposal<'g, '_> {
 
     /// Tokens share the weights that one reads: in tiles where there is a unit for them, in registers otherwise. What is
     /// left of them runs inside the rows, so that the rows' weights are still cached.
-    fn tokens(&mut self, stage: usize, weights: Ex<'g>) {
+    fn tokens(&mut self, stage: usize, weights: &[Ex<'g>]) {
         let outs = self.outs(stage);
-        let Some(&(m, a)) = outs.iter().find(|(_, a)| !reads(weights, a.range)) else { return };
+        let shared = |a: &Axis| !weights.iter().any(|w| reads(*w, a.range));
+        let Some(&(m, a)) = outs.iter().find(|(_, a)| shared(a)) else { return };
         let tiles = a.extent().is_some_and(|e| e % 16 == 0);
         if !(tiles && self.put(Action::Tile, m, 16)) {
             self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4) as usize));
@@ -137,7 +140,7 @@ impl<'g> Proposal<'g, '_> {
         let single = self.s.kernel.stages.len() == 1;
         let work = |a: &Axis| a.range.arg(0).bounds().1;
         let lanes = self.caps.lanes as i64;
-        if let Some((k, _)) = self.byte_axis(stage) {
+        for (k, _) in self.byte_axes(stage) {
             self.put(Action::Dot4, k, 0);
             self.put(Action::Unroll, k, 0);
         }
@@ -191,6 +194,12 @@ fn wide_numbers(store: Ex) -> bool {
         }
     }
     store.dtype() == DType::INDEX
+}
+
+/// Are the weights' rows interleaved by fours along this axis?
+fn interleaved(weights: Ex, axis: &Axis) -> bool {
+    let by_four = |e: &Ex| affine(e.arg(1), &[axis.range]).is_some_and(|(_, s)| s[0] == 4);
+    axis.extent() == Some(16) && topo(&[weights]).iter().any(|e| e.op() == Op::Load && by_four(e))
 }
 
 /// Do the weights lie where a table says, by this range?

@@ -6,7 +6,9 @@
 //! quantised product, the experts of a weighted sum) runs in its loop. A reduction is never recomputed.
 //!
 //! Kept tensors whose rows match become stages of one kernel as long as one row is little work: a kernel of several
-//! stages has only its rows to spread over the machine.
+//! stages has only its rows to spread over the machine. Rows that read the same memory, as those of a matrix product do,
+//! count together, since a kernel of stages reads it again for each. Nothing joins the kernel of a `contiguous` tensor
+//! that it reads.
 
 use super::lower::{Lower, at_parts, flatten, reads};
 use super::{Kernel, Program, Stage, length};
@@ -132,9 +134,17 @@ impl<'g> Item<'g> {
         std::iter::once(self.body).chain(self.place).collect()
     }
 
+    /// Does every row read the same elements of a larger tensor?
+    fn shares(&self, rows: usize) -> bool {
+        let own = |idx: &[Ex]| topo(idx).iter().any(|e| self.axes[..rows].contains(e));
+        let count = |idx: &[Ex]| topo(idx).into_iter().filter(|e| matches!(e.op(), Op::Range(..))).count();
+        reads(&[self.body]).into_iter().map(at_parts).any(|(_, idx, _)| !own(&idx) && count(&idx) > 1)
+    }
+
     /// Element operations in all, or in one row when `rows` axes are taken away.
     fn work(&self, rows: usize) -> i64 {
-        let outs: i64 = self.axes[rows..].iter().map(|a| extent(*a)).product();
+        let together = if self.shares(rows) { 0 } else { rows };
+        let outs: i64 = self.axes[together..].iter().map(|a| extent(*a)).product();
         let folds = topo(&self.roots()).into_iter().filter_map(|e| match e.op() {
             Op::Fold(_, n) => Some(e.args()[n as usize..].iter().map(|r| extent(*r)).product::<i64>()),
             _ => None,
@@ -187,7 +197,12 @@ fn group(items: &[Item]) -> Vec<Group> {
             // A reader that the group's own result reaches by a way around it would have to run before itself.
             let around = all.iter().any(|&d| home[d] != g && needs[d].iter().any(|n| home[*n] == g));
             let assigns = |m: &usize| items[*m].tensor.op() == Op::Assign;
-            if around || assigns(&i) || group.members.iter().any(assigns) {
+            let ends = |d: &&usize| home[**d] == g && items[**d].tensor.op() == Op::Contiguous;
+            if around
+                || assigns(&i)
+                || group.members.iter().any(assigns)
+                || direct.iter().find(ends).is_some()
+            {
                 return None;
             }
             let mut rows = group.rows;

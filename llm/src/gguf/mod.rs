@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(thiserror::Error, Debug)]
 pub enum Error {
-    #[error("{file}: {source}")]
-    Io { file: String, source: io::Error },
+    #[error("{file}: {error}")]
+    Io { file: String, error: io::Error },
 
     #[error("{file}: {field}: expected {expected}, found {found}")]
     Invalid { file: String, field: String, expected: String, found: String },
@@ -317,7 +317,7 @@ fn by_name<T>(of: &[T], name: impl Fn(&T) -> &String) -> Result<Vec<usize>, Stri
 
 fn open_part(path: &Path, part: usize) -> Result<(Bytes, Parsed), Error> {
     let file = path.display().to_string();
-    let map = Mapped::open(path).map_err(|source| Error::Io { file: file.clone(), source })?;
+    let map = Mapped::open(path).map_err(|error| Error::Io { file: file.clone(), error })?;
     let parsed = parse::parse(&file, &map, part)?;
     Ok((Bytes::Mapped(map), parsed))
 }

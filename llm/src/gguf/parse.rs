@@ -136,6 +136,7 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.at
     }
 
+    #[inline]
     fn take(&mut self, field: &dyn Display, n: u64) -> Result<&'a [u8], Error> {
         match usize::try_from(n) {
             Ok(n) if n <= self.left() => {
@@ -143,19 +144,22 @@ impl<'a> Reader<'a> {
                 self.at += n;
                 Ok(taken)
             }
-            _ => Err(self.invalid(
-                field,
-                format!("{n} bytes at byte {}", self.at),
-                format!("{} to the file's end", self.left()),
-            )),
+            _ => Err(self.cut_short(field, n)),
         }
     }
+    #[cold]
+    fn cut_short(&self, field: &dyn Display, n: u64) -> Error {
+        let expected = format!("{n} bytes at byte {}", self.at);
+        self.invalid(field, expected, format!("{} to the file's end", self.left()))
+    }
+    #[inline]
     fn array<const N: usize>(&mut self, field: &dyn Display) -> Result<[u8; N], Error> {
         Ok(self.take(field, N as u64)?.try_into().expect("as many bytes as asked for"))
     }
     fn u32(&mut self, field: &dyn Display) -> Result<u32, Error> {
         Ok(u32::from_le_bytes(self.array(field)?))
     }
+    #[inline]
     fn u64(&mut self, field: &dyn Display) -> Result<u64, Error> {
         Ok(u64::from_le_bytes(self.array(field)?))
     }
@@ -175,10 +179,33 @@ impl<'a> Reader<'a> {
             return Err(self.invalid(field, format!("at most {max} bytes"), len));
         }
         let bytes = self.take(field, len)?;
+        self.utf8(field, bytes)
+    }
+
+    fn utf8<'b>(&self, field: &dyn Display, bytes: &'b [u8]) -> Result<&'b str, Error> {
         std::str::from_utf8(bytes).map_err(|e| {
             let (valid, bad) = bytes.split_at(e.valid_up_to());
             let found = format!("byte {:#04x} after {:?}", bad[0], String::from_utf8_lossy(valid));
             self.invalid(field, "UTF-8", found)
+        })
+    }
+
+    fn strings(&mut self, key: &str, n: usize) -> Result<Strings, Error> {
+        let (mut text, mut ends) = (Vec::new(), Vec::with_capacity(n));
+        for i in 0..n {
+            let field = format_args!("{key}[{i}]");
+            let len = self.u64(&format_args!("{field} (length)"))?;
+            text.extend_from_slice(self.take(&field, len)?);
+            ends.push(text.len());
+        }
+        // One check of all strings is several times faster than one of each.
+        Strings::new(text, ends).or_else(|(text, ends)| {
+            let mut all = Strings::default();
+            let starts = std::iter::once(0).chain(ends.iter().copied());
+            for (i, (start, &end)) in starts.zip(&ends).enumerate() {
+                all.push(self.utf8(&format_args!("{key}[{i}]"), &text[start..end])?);
+            }
+            Ok(all)
         })
     }
 
@@ -241,11 +268,7 @@ impl<'a> Reader<'a> {
             }
             8 => {
                 let n = self.fits(&format_args!("{key} (length)"), n, 8)?;
-                let mut strings = Strings::with_capacity(n);
-                for i in 0..n {
-                    strings.push(self.text(&format_args!("{key}[{i}]"), u64::MAX)?);
-                }
-                Array::Strings(strings)
+                Array::Strings(self.strings(key, n)?)
             }
             9 => {
                 let n = self.fits(&format_args!("{key} (length)"), n, 4 + 8)?;

@@ -182,6 +182,20 @@ fn nonsense_in_metadata_is_named() {
     );
     let llama = |b: &[u8]| behind(b, "general.architecture") + 4 + 8 + 2;
     refused(patched(llama, &[0xc3]), "general.architecture: expected UTF-8, found byte 0xc3 after \"ll\"");
+    for (cut, says) in
+        [(1, "k[0]: expected UTF-8, found byte 0xc5"), (2, "k[1]: expected UTF-8, found byte 0xbc")]
+    {
+        let mut halves = file(&[("k", ["ż", "xy"].iter().collect::<Strings>().into())], &[]);
+        let at = behind(&halves, "k") + 4 + 4 + 8;
+        // The first string's length, its bytes, the second's length.
+        halves[at] = cut;
+        if cut == 2 {
+            halves[at + 18] = 0xbc;
+        } else {
+            halves.splice(at + 9..at + 18, [2, 0, 0, 0, 0, 0, 0, 0, 0xbc]);
+        }
+        refused(halves, says);
+    }
     let mut truth = file(&[("k", true.into())], &[]);
     let at = behind(&truth, "k") + 4;
     truth[at] = 2;

@@ -71,8 +71,13 @@ pub struct Strings {
 }
 
 impl Strings {
-    pub fn with_capacity(n: usize) -> Strings {
-        Strings { text: String::new(), ends: Vec::with_capacity(n) }
+    /// Strings one behind the other, given where each ends; both back where one is not UTF-8.
+    pub(super) fn new(text: Vec<u8>, ends: Vec<usize>) -> Result<Strings, (Vec<u8>, Vec<usize>)> {
+        match String::from_utf8(text) {
+            Ok(text) if ends.iter().all(|&e| text.is_char_boundary(e)) => Ok(Strings { text, ends }),
+            Ok(text) => Err((text.into_bytes(), ends)),
+            Err(e) => Err((e.into_bytes(), ends)),
+        }
     }
     pub fn push(&mut self, s: &str) {
         self.text.push_str(s);

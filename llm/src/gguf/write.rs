@@ -20,14 +20,14 @@ pub fn write_gguf(model: &Gguf, path: &Path, progress: &mut dyn FnMut(u64, u64))
     part.push(".part");
     let mut total = 0;
     let written = write_to(Path::new(&part), model, &mut total, progress);
-    let renamed = written.and_then(|()| fs::rename(&part, path).map_err(|e| Failed::Io(e)));
+    let renamed = written.and_then(|()| fs::rename(&part, path).map_err(Failed::Io));
     renamed.map_err(|e| {
         // What could not be removed is not there, or is named in the system's own message below.
         let _ = fs::remove_file(&part);
         match e {
             Failed::Model(e) => e,
             Failed::Io(e) if e.kind() == io::ErrorKind::StorageFull => Error::Full { file, bytes: total },
-            Failed::Io(source) => Error::Io { file, source },
+            Failed::Io(error) => Error::Io { file, error },
         }
     })
 }

@@ -77,6 +77,52 @@ fn quoted(text: &str) -> String {
     out
 }
 
+/// How many there are: none of what is undefined.
+pub fn length(value: &Value) -> Result<usize, Error> {
+    match value.len() {
+        Some(n) => Ok(n),
+        None if value.is_undefined() => Ok(0),
+        None => Err(invalid(format!("length: a value of type {} has none", value.kind()))),
+    }
+}
+
+/// Jinja's `indent`: a line break at the end stays, and empty lines are indented only with `blank`.
+pub fn indent(
+    text: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    options: Kwargs,
+) -> Result<String, Error> {
+    let option = |given: Option<bool>, name: &str| match given {
+        Some(given) => Ok(given),
+        None => options.get::<Option<bool>>(name).map(Option::unwrap_or_default),
+    };
+    let width = match width {
+        Some(width) => Some(width),
+        None => options.get::<Option<Value>>("width")?,
+    };
+    let width = match width.map(|w| (w.as_str().map(str::to_string), w.as_i64())) {
+        Some((Some(text), _)) => text,
+        Some((None, Some(n))) => " ".repeat(n.clamp(0, 1 << 10) as usize),
+        Some(_) => return Err(invalid("indent: width must be a number or a text")),
+        None => " ".repeat(4),
+    };
+    let (first, blank) = (option(first, "first")?, option(blank, "blank")?);
+    options.assert_all_used()?;
+    let mut out = String::new();
+    for (i, line) in text.split('\n').enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if if i == 0 { first } else { blank || !line.is_empty() } {
+            out.push_str(&width);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
 /// `json.dumps` with `ensure_ascii=False` unless told otherwise.
 pub fn tojson(
     value: &Value,

@@ -2,10 +2,12 @@
 //! are texts that merges speak of but the vocabulary lacks. The merge of lowest rank is always done first, the leftmost
 //! of equals before the others, in n log n for a word of n bytes.
 
+use super::Error;
 use super::decode::char_of_byte;
-use super::{Error, Index};
+use super::index::Index;
+use hashbrown::HashMap;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 
 const NONE: u32 = u32::MAX;
 
@@ -32,15 +34,14 @@ struct Symbols<'a> {
 impl Symbols<'_> {
     fn of(&mut self, text: &str) -> u32 {
         if let Some(id) = self.index.get(text) {
-            return *id;
+            return id;
         }
         if let Some(symbol) = self.others.get(text) {
             return *symbol;
         }
         let symbol = self.tokens + self.spelled.len() as u32;
         let mut buffer = [0; 4];
-        let letters =
-            text.chars().filter_map(|c| self.index.get(c.encode_utf8(&mut buffer) as &str).copied());
+        let letters = text.chars().filter_map(|c| self.index.get(c.encode_utf8(&mut buffer)));
         self.spelled.push(letters.collect());
         self.others.insert(text.to_string(), symbol);
         symbol

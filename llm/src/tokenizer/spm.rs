@@ -1,7 +1,7 @@
 //! SentencePiece with scores: text in, token ids out. Starts from characters and joins the neighbours whose joint text
 //! is the token of highest score, the leftmost of equals first; a character that is no token becomes its bytes' tokens.
 
-use super::Index;
+use super::index::Index;
 use std::collections::BinaryHeap;
 
 pub const SPACE: &str = "\u{2581}";
@@ -11,7 +11,6 @@ pub struct Spm {
     scores: Vec<f32>,
     /// The token of each byte; the unknown token, if any, where the vocabulary has none.
     bytes: [Option<u32>; 256],
-    longest: usize,
 }
 
 /// A piece of the text between two others; empty once it was joined to the one before.
@@ -27,10 +26,9 @@ impl Spm {
         let bytes = std::array::from_fn(|byte| {
             let name = format!("<0x{byte:02X}>");
             let plain = u8::try_from(byte).ok().filter(u8::is_ascii).map(|b| char::from(b).to_string());
-            index.get(name.as_str()).or_else(|| index.get(plain?.as_str())).copied().or(unknown)
+            index.get(&name).or_else(|| index.get(&plain?)).or(unknown)
         });
-        let longest = index.keys().map(|t| t.len()).max().unwrap_or(0);
-        Spm { scores, bytes, longest }
+        Spm { scores, bytes }
     }
 
     /// `text` has its spaces as [`SPACE`].
@@ -50,11 +48,8 @@ impl Spm {
             let Some(b) = pieces.get(a.next as usize) else { return };
             let len = a.len + b.len;
             let joint = &text[a.start as usize..(a.start + len) as usize];
-            if joint.len() > self.longest {
-                return;
-            }
             if let Some(id) = index.get(joint) {
-                queue.push((order(self.scores[*id as usize]), NONE - left, len));
+                queue.push((order(self.scores[id as usize]), NONE - left, len));
             }
         };
         for left in 0..pieces.len() as u32 {
@@ -79,7 +74,7 @@ impl Spm {
         for piece in pieces.iter().filter(|p| p.len > 0) {
             let text = &text[piece.start as usize..(piece.start + piece.len) as usize];
             match index.get(text) {
-                Some(id) => out.push(*id),
+                Some(id) => out.push(id),
                 None => out.extend(text.bytes().filter_map(|b| self.bytes[b as usize])),
             }
         }

@@ -3,7 +3,8 @@
 mod sound;
 
 use compiler::rng::Rng;
-use std::path::PathBuf;
+use llm::gguf::Gguf;
+use std::path::{Path, PathBuf};
 
 /// Valid files by gguf-py, and what fuzzing found.
 fn corpus() -> Vec<(String, Vec<u8>)> {
@@ -90,4 +91,37 @@ fn damaged_files_are_refused_or_sound() {
         opened > 2000 && refused > 20_000,
         "{opened} opened, {refused} refused: the mutations miss the point"
     );
+}
+
+/// Every model under a folder.
+fn models(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => models(&path, found),
+            false if path.extension().is_some_and(|e| e == "gguf") => found.push(path),
+            false => {}
+        }
+    }
+}
+
+#[test]
+fn models_by_other_programs_open() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = vec![];
+    ["app/models", "../shared/fixtures", "../shared/models"]
+        .iter()
+        .for_each(|f| models(&root.join(f), &mut found));
+    assert!(!found.is_empty(), "the built-in model is gone");
+    if found.len() == 1 {
+        println!("skipped: the fixtures' models, for want of ../shared");
+    }
+    for path in found {
+        let model = Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"));
+        let arch = model.architecture().unwrap();
+        assert!(model.int(&format!("{arch}.block_count")).unwrap() > 0, "{}", path.display());
+        for t in model.tensors() {
+            assert_eq!(model.bytes(t, 0..t.bytes()).unwrap().len(), t.bytes(), "{t:?}");
+        }
+    }
 }
