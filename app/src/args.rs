@@ -25,14 +25,12 @@ pub enum Command {
     Check(Check),
     /// Shows what the compiler makes of one kernel of the table
     Dump(Dump),
-<<<<<<< HEAD
     /// Shows what a model holds and what running it takes
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(Inspect),
     /// Writes a model of a known shape with random weights
     #[command(after_help = SYNTH_EXAMPLES)]
     Synth(Synth),
-=======
     /// Talks with a model, or prints one answer
     #[command(after_help = RUN_EXAMPLES)]
     Run(Run),
@@ -45,7 +43,6 @@ pub enum Command {
     /// Prints a completion script for a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions { shell: clap_complete::Shell },
->>>>>>> talk
 }
 
 #[derive(clap::Args, Clone)]
@@ -165,7 +162,6 @@ pub enum DumpWhat {
     Asm,
 }
 
-<<<<<<< HEAD
 const INSPECT_EXAMPLES: &str = "Examples:
   glimmer inspect model.gguf
   glimmer inspect synth:glm-4.7-flash:q4_0 --ctx 32768
@@ -204,7 +200,8 @@ pub struct Synth {
     /// Experts of a layer, if not the published number
     #[arg(long)]
     pub experts: Option<i64>,
-=======
+}
+
 /// A model on a device.
 #[derive(clap::Args)]
 pub struct ModelArgs {
@@ -330,5 +327,4 @@ pub struct Pull {
     /// A mirror of huggingface.co
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
->>>>>>> talk
 }

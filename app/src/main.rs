@@ -5,18 +5,14 @@ mod bench;
 mod check;
 mod device;
 mod dump;
-<<<<<<< HEAD
-mod inspect;
-mod model;
-mod synth;
-=======
 mod fetch;
+mod inspect;
 mod model;
 mod names;
 mod pull;
 mod repl;
 mod run;
->>>>>>> talk
+mod synth;
 
 use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
@@ -28,10 +24,8 @@ fn main() -> ExitCode {
         args::Command::Bench(b) => bench::run(b),
         args::Command::Check(c) => check::run(c),
         args::Command::Dump(d) => dump::run(d),
-<<<<<<< HEAD
         args::Command::Inspect(i) => inspect::run(i),
         args::Command::Synth(s) => synth::run(s),
-=======
         args::Command::Run(r) => run::run(r),
         args::Command::Pull(p) => pull::run(p),
         args::Command::Models => pull::list(),
@@ -39,7 +33,6 @@ fn main() -> ExitCode {
             clap_complete::generate(*shell, &mut args::Args::command(), "glimmer", &mut std::io::stdout());
             Ok(())
         }
->>>>>>> talk
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

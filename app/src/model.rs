@@ -1,9 +1,6 @@
 //! The model that the command line names.
 
-<<<<<<< HEAD
-=======
 use crate::names;
->>>>>>> talk
 use anyhow::{Result, bail};
 use llm::gguf::Gguf;
 use llm::synth::{self, Changes};
@@ -12,11 +9,7 @@ use std::path::Path;
 /// The model inside the program; see `app/models/README.md`.
 static BUILT_IN: &[u8] = include_bytes!("../models/storyteller-Q4_K_M.gguf");
 
-<<<<<<< HEAD
-/// A path, `synth:NAME:QUANT`, or nothing for the built-in model.
-=======
 /// A path, a name of `names`, `synth:NAME:QUANT`, or nothing for the built-in model.
->>>>>>> talk
 pub fn open(model: Option<&str>) -> Result<Gguf> {
     let Some(model) = model else {
         return Ok(Gguf::from_static("storyteller (built in)", BUILT_IN)?);
@@ -24,23 +17,16 @@ pub fn open(model: Option<&str>) -> Result<Gguf> {
     if let Some(spec) = model.strip_prefix("synth:") {
         return Ok(synth::open(spec, Changes::default())?);
     }
-<<<<<<< HEAD
-=======
     if let Some(path) = names::local_path(model).filter(|_| !Path::new(model).exists()) {
         return Ok(Gguf::open(&path?)?);
     }
->>>>>>> talk
     let path = Path::new(model);
     let named_like_a_file = path.components().count() > 1 || path.extension().is_some_and(|e| e == "gguf");
     if path.exists() || named_like_a_file {
         return Ok(Gguf::open(path)?);
     }
     bail!(
-<<<<<<< HEAD
-        "{model}: no such file; a model is the path of a GGUF file, synth:NAME:QUANT with one of {} and {}, or nothing \
-=======
         "{model}: no such file; a model is the path of a GGUF file, a name of `glimmer models`, synth:NAME:QUANT with one of {} and {}, or nothing \
->>>>>>> talk
          for the built-in one",
         synth::names().join(", "),
         synth::quants().join(", ")
@@ -61,11 +47,7 @@ mod tests {
         assert!(error("no/model").starts_with("no/model: "));
         assert!(error("model.gguf").starts_with("model.gguf: "));
         assert!(
-<<<<<<< HEAD
-            error("glm").contains("a model is the path of a GGUF file, synth:NAME:QUANT with one of glm-4.7")
-=======
             error("glm").contains("a model is the path of a GGUF file, a name of `glimmer models`, synth:NAME:QUANT with one of glm-4.7")
->>>>>>> talk
         );
     }
 }
