@@ -5,7 +5,7 @@
 use crate::names;
 use crate::run::{Reasoning, Screen, Session, dimmed, report, speeds};
 use anyhow::{Context, Result};
-use llm::generate::{Answer, Reason, Request};
+use llm::generate::{self, Answer, Reason, Request};
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
@@ -122,7 +122,8 @@ impl Repl {
             if e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
                 return Err(e);
             }
-            eprintln!("glimmer: {e:#}");
+            let long = matches!(e.downcast_ref(), Some(generate::Error::TooLong { .. }));
+            eprintln!("glimmer: {e:#}{}", if long { "; /clear begins a new conversation" } else { "" });
         }
         Ok(Next::Read)
     }
