@@ -8,7 +8,10 @@ use anyhow::{Context, Result};
 use llm::generate::{self, Answer, Reason, Request};
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
-use rustyline::{Config, Editor};
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Editor, Event, EventContext, EventHandler, KeyEvent, Movement,
+    RepeatCount,
+};
 use serde_json::json;
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -32,17 +35,15 @@ type Lines = Editor<(), FileHistory>;
 pub fn run(session: Session, request: Request) -> Result<()> {
     let mut repl = Repl::new(session, request)?;
     repl.greet();
-    let mut interrupted = false;
     loop {
         match read(&mut repl.lines) {
             Ok(text) => {
-                interrupted = false;
+                repl.interrupted.store(false, Ordering::Relaxed);
                 if repl.take(&text)? == Next::Exit {
                     break;
                 }
             }
-            Err(ReadlineError::Interrupted) if !interrupted => {
-                interrupted = true;
+            Err(ReadlineError::Interrupted) if !repl.interrupted.swap(true, Ordering::Relaxed) => {
                 eprintln!(
                     "{}",
                     dimmed("(Ctrl-C again or Ctrl-D ends the program)", io::stderr().is_terminal())
@@ -64,6 +65,8 @@ struct Repl {
     last: Option<Answer>,
     /// Answers since the seed was set: each has a seed of its own.
     turn: u64,
+    /// Whether Ctrl-C was the last thing at the prompt: a second one ends the program.
+    interrupted: Arc<AtomicBool>,
     /// Whether an answer is being made, and whether it should end.
     busy: Arc<AtomicBool>,
     cancel: Arc<AtomicBool>,
@@ -86,13 +89,16 @@ impl Repl {
         .context("Ctrl-C")?;
         let config = Config::builder().auto_add_history(false).history_ignore_space(true).build();
         let mut lines = Lines::with_config(config).context("the terminal")?;
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let clears = Box::new(Clear(interrupted.clone()));
+        lines.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(clears));
         let history = names::cache_dir().ok().map(|dir| dir.join("history"));
         if let Some(path) = history.as_ref().filter(|p| p.exists())
             && let Err(e) = lines.load_history(path)
         {
             eprintln!("glimmer: {}: {e}", path.display());
         }
-        Ok(Repl { session, request, lines, history, last: None, turn: 0, busy, cancel })
+        Ok(Repl { session, request, lines, history, last: None, turn: 0, interrupted, busy, cancel })
     }
 
     fn greet(&self) {
@@ -230,6 +236,19 @@ impl Repl {
         if let Err(e) = saved.and_then(|()| self.lines.save_history(path)) {
             eprintln!("glimmer: {}: {e}", path.display());
         }
+    }
+}
+
+/// Ctrl-C on a line with text clears the line; on an empty one it is an interruption.
+struct Clear(Arc<AtomicBool>);
+
+impl ConditionalEventHandler for Clear {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
+        if context.line().is_empty() {
+            return None;
+        }
+        self.0.store(true, Ordering::Relaxed);
+        Some(Cmd::Kill(Movement::WholeBuffer))
     }
 }
 
