@@ -37,6 +37,12 @@ pub enum Command {
     /// Fetches a model from Hugging Face into the cache, and prints its path
     #[command(after_help = PULL_EXAMPLES)]
     Pull(Pull),
+    /// Writes a model's logits for given tokens to a NumPy file
+    #[command(after_help = LOGITS_EXAMPLES)]
+    Logits(Logits),
+    /// Measures how surprised a model is by a text, as llama.cpp does
+    #[command(after_help = PERPLEXITY_EXAMPLES)]
+    Perplexity(Perplexity),
     /// Lists the models that have names, and what is on this machine
     #[command(after_help = MODELS_EXAMPLES)]
     Models,
@@ -327,4 +333,48 @@ pub struct Pull {
     /// A mirror of huggingface.co
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
+}
+
+const LOGITS_EXAMPLES: &str = "Examples:
+  glimmer logits model.gguf --tokens 1,15,27 --output logits.npy
+  glimmer logits model.gguf --tokens @ids.txt --positions 0,100-163 --activations f32 --output logits.npy";
+
+#[derive(clap::Args)]
+pub struct Logits {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids with commas, or @FILE that holds them
+    #[arg(long)]
+    pub tokens: String,
+    /// Where to write f32 rows, one for each position
+    #[arg(long, value_name = "FILE.npy")]
+    pub output: PathBuf,
+    /// Only these positions, as in 0,7,100-103
+    #[arg(long)]
+    pub positions: Option<String>,
+    /// The drafting layer's logits: row i follows the hidden state of token i and token i + 1
+    #[arg(long)]
+    pub mtp: bool,
+}
+
+const PERPLEXITY_EXAMPLES: &str = "Examples:
+  glimmer perplexity model.gguf -f text.txt
+  glimmer perplexity model.gguf -f text.txt --chunk 512 --chunks 20 --activations f32";
+
+#[derive(clap::Args)]
+pub struct Perplexity {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text
+    #[arg(short, long)]
+    pub file: PathBuf,
+    /// Tokens that are read at a time; the second half is scored
+    #[arg(long, default_value_t = 512, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(4..))]
+    pub chunk: usize,
+    /// Most chunks
+    #[arg(long)]
+    pub chunks: Option<usize>,
+    /// One JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
 }

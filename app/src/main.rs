@@ -7,8 +7,10 @@ mod device;
 mod dump;
 mod fetch;
 mod inspect;
+mod logits;
 mod model;
 mod names;
+mod perplexity;
 mod pull;
 mod repl;
 mod run;
@@ -25,6 +27,8 @@ fn main() -> ExitCode {
         args::Command::Check(c) => check::run(c),
         args::Command::Dump(d) => dump::run(d),
         args::Command::Inspect(i) => inspect::run(i),
+        args::Command::Logits(l) => logits::run(l),
+        args::Command::Perplexity(p) => perplexity::run(p),
         args::Command::Synth(s) => synth::run(s),
         args::Command::Run(r) => run::run(r),
         args::Command::Pull(p) => pull::run(p),

@@ -1,10 +1,14 @@
 //! The model that the command line names.
 
-use crate::names;
+use crate::args::ModelArgs;
+use crate::{device, names};
 use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
 use llm::gguf::Gguf;
+use llm::model::{Model, Options};
 use llm::synth::{self, Changes};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The model inside the program; see `app/models/README.md`.
 static BUILT_IN: &[u8] = include_bytes!("../models/storyteller-Q4_K_M.gguf");
@@ -31,6 +35,28 @@ pub fn open(model: Option<&str>) -> Result<Gguf> {
         synth::names().join(", "),
         synth::quants().join(", ")
     )
+}
+
+/// Loads the model that the flags name, with so many positions.
+pub fn load(args: &ModelArgs, context: usize, drafts: bool) -> Result<Model> {
+    on_device(args, open(args.model.as_deref())?, Some(context), drafts)
+}
+
+/// Puts a model on the device that the flags name, with a bar on a terminal.
+pub fn on_device(args: &ModelArgs, file: Gguf, context: Option<usize>, drafts: bool) -> Result<Model> {
+    let device = Arc::from(device::open(&args.device)?);
+    let options = Options { context, activations: args.activations.map(Into::into), drafts };
+    let bar = ProgressBar::new(0).with_message(format!("loading {}", file.name()));
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
+    {
+        bar.set_style(style);
+    }
+    let model = Model::load(device, file, options, &mut |done, of| {
+        bar.set_length(of);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    Ok(model?)
 }
 
 #[cfg(test)]

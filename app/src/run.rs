@@ -3,20 +3,17 @@
 //! Standard output gets the answer and nothing else; reasoning (on a terminal), speeds and messages go to standard error.
 
 use crate::args::{Args, ModelArgs, Run};
-use crate::{device, model, repl};
+use crate::{model, repl};
 use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use indicatif::{ProgressBar, ProgressStyle};
 use llm::chat::{self, Chat};
 use llm::generate::{Answer, Generator, Reason, Request};
-use llm::model::{Model, Options};
 use llm::sample::Sampling;
 use llm::stream::Piece;
 use llm::tokenizer::Tokenizer;
 use serde_json::json;
 use std::io::{self, IsTerminal, Read, Write};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -91,19 +88,8 @@ pub fn open(args: &ModelArgs, talks: bool) -> Result<Session> {
     let name = file.name().to_string();
     let tokenizer = Tokenizer::from_gguf(&file)?;
     let chat = if talks { Chat::from_gguf(&file, &tokenizer)? } else { None };
-    let device = Arc::from(device::open(&args.device)?);
-    let options = Options { context: args.ctx, activations: args.activations.map(Into::into), drafts: false };
-    let bar = ProgressBar::new(0).with_message(format!("loading {name}"));
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
-    {
-        bar.set_style(style);
-    }
-    let model = Model::load(device, file, options, &mut |done, of| {
-        bar.set_length(of);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
-    let (model, load) = (model?, began.elapsed());
+    let model = model::on_device(args, file, args.ctx, false)?;
+    let load = began.elapsed();
     Ok(Session { generator: Generator::new(model, tokenizer), chat, name, load })
 }
 

@@ -186,6 +186,7 @@ impl Gguf {
         let Some(value) = self.value(key) else { return Ok(None) };
         let found = || match value {
             Value::Array(a) => format!("an array of {} {}", a.len(), a.type_name()),
+            Value::String(s) => format!("the string {:?}", s.chars().take(40).collect::<String>()),
             other => format!("{other} ({})", other.type_name()),
         };
         read(value).map(Some).ok_or_else(|| invalid(&self.name, key, expected, found()))
@@ -328,11 +329,17 @@ fn find_int(file: &str, parsed: &Parsed, key: &str) -> Result<Option<i64>, Error
     value.as_int().map(Some).ok_or_else(found)
 }
 
+/// As many as the five digits of a part's name can count.
+const MAX_PARTS: i64 = 99_999;
+
 /// A part's number, from 0, and the number of parts; none where there is but one.
 fn split(file: &str, parsed: &Parsed) -> Result<Option<(usize, usize)>, Error> {
     let count = find_int(file, parsed, "split.count")?.unwrap_or(1);
     if count <= 1 {
         return Ok(None);
+    }
+    if count > MAX_PARTS {
+        return Err(invalid(file, "split.count", format!("at most {MAX_PARTS}"), count));
     }
     let no = find_int(file, parsed, "split.no")?.unwrap_or(0);
     if !(0..count).contains(&no) {

@@ -185,7 +185,8 @@ impl<'a> Reader<'a> {
     fn utf8<'b>(&self, field: &dyn Display, bytes: &'b [u8]) -> Result<&'b str, Error> {
         std::str::from_utf8(bytes).map_err(|e| {
             let (valid, bad) = bytes.split_at(e.valid_up_to());
-            let found = format!("byte {:#04x} after {:?}", bad[0], String::from_utf8_lossy(valid));
+            let before = String::from_utf8_lossy(&valid[valid.len().saturating_sub(24)..]);
+            let found = format!("byte {:#04x} after {before:?}", bad[0]);
             self.invalid(field, "UTF-8", found)
         })
     }

@@ -107,7 +107,7 @@ fn getters_take_any_width_and_name_what_is_wrong() {
         error(g.int("big").unwrap_err()),
         "m.gguf: big: expected an integer, found 18446744073709551615 (uint64)"
     );
-    assert_eq!(error(g.int("s").unwrap_err()), "m.gguf: s: expected an integer, found \"text\" (string)");
+    assert_eq!(error(g.int("s").unwrap_err()), "m.gguf: s: expected an integer, found the string \"text\"");
     assert_eq!(
         error(g.opt_text("ii").unwrap_err()),
         "m.gguf: ii: expected a string, found an array of 2 uint16"
@@ -303,10 +303,22 @@ fn parts_make_one_model() {
     refused(part(1, 2, 2, "a"), "tensor a: expected one of that name");
     dir.write("m-00001-of-00002.gguf", &part(0, 2, 3, "a"));
     refused(part(1, 2, 3, "b"), "split.tensors.count: expected 3 tensors, found 2 in the 2 parts");
+    let absurd = file(&[("split.count", (1i64 << 40).into())], &[]);
+    let error = Gguf::open(&dir.write("m-00001-of-1099511627776.gguf", &absurd)).unwrap_err().to_string();
+    assert!(error.contains("split.count: expected at most 99999, found 1099511627776"), "{error}");
     let renamed = dir.write("renamed.gguf", &part(0, 2, 2, "a"));
     let error = Gguf::open(&renamed).unwrap_err().to_string();
     assert!(error.contains("file name: expected one ending in \"-00001-of-00002.gguf\""), "{error}");
     assert!(open(part(0, 2, 2, "a")).unwrap_err().to_string().contains("split.count: expected 1, found 2"));
+}
+
+#[test]
+fn models_are_shared_between_threads() {
+    let g = open(small()).unwrap();
+    let first = || g.bytes(&g.tensors()[1], 0..2).unwrap().to_vec();
+    let got: Vec<_> =
+        std::thread::scope(|s| [s.spawn(first), s.spawn(first)].map(|t| t.join().unwrap()).into());
+    assert_eq!(got, [[0, 1], [0, 1]]);
 }
 
 #[test]

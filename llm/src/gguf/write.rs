@@ -1,4 +1,5 @@
-//! Models to GGUF files of version 3. A file that bears its name is whole: it is written under another and renamed.
+//! Models to GGUF files of version 3. In: keys and tensors. Out: bytes. A file that bears its name is whole: it is written
+//! under another and renamed.
 
 use super::parse::ALIGNMENT;
 use super::value::{Array, Value, each_number};
@@ -22,7 +23,7 @@ pub fn write_gguf(model: &Gguf, path: &Path, progress: &mut dyn FnMut(u64, u64))
     let written = write_to(Path::new(&part), model, &mut total, progress);
     let renamed = written.and_then(|()| fs::rename(&part, path).map_err(Failed::Io));
     renamed.map_err(|e| {
-        // What could not be removed is not there, or is named in the system's own message below.
+        // There may be none; the first error is the one to report.
         let _ = fs::remove_file(&part);
         match e {
             Failed::Model(e) => e,
@@ -80,7 +81,8 @@ fn write_to(
 
 fn alignment<'a>(metadata: impl IntoIterator<Item = (&'a str, &'a Value)>) -> u64 {
     let given = metadata.into_iter().find(|(key, _)| *key == "general.alignment");
-    given.and_then(|(_, v)| v.as_int()).map_or(ALIGNMENT, |v| v as u64)
+    let given = given.and_then(|(_, v)| v.as_int()).map(|v| v as u64);
+    given.filter(|a| a.is_power_of_two()).unwrap_or(ALIGNMENT)
 }
 
 /// Everything up to the data section. The tensors' data follow in the same order, each padded with zeros to a multiple of

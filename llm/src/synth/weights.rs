@@ -17,10 +17,13 @@ const POOL: usize = 1 << 20;
 /// Bytes that are copied from one place.
 const PIECE: usize = 16 << 10;
 
+/// Whole blocks.
+type Pool = Arc<[u8]>;
+
 #[derive(Default)]
 pub(super) struct Weights {
     /// By format and deviation, as bits.
-    pools: Mutex<HashMap<(u32, u32), Arc<[u8]>>>,
+    pools: Mutex<HashMap<(u32, u32), Pool>>,
     /// Tensors that are not random.
     fixed: HashMap<String, Vec<u8>>,
 }
@@ -56,7 +59,7 @@ impl Weights {
         out
     }
 
-    fn pool(&self, format: &'static Format, deviation: f32) -> Arc<[u8]> {
+    fn pool(&self, format: &'static Format, deviation: f32) -> Pool {
         // A pool is inserted whole or not at all.
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         let pool = pools.entry((format.id, deviation.to_bits()));
