@@ -5,7 +5,6 @@ use crate::fetch::{HUGGING_FACE, Hub, Remote};
 use crate::names::{self, KNOWN, Wanted, show_bytes};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,19 +62,13 @@ fn bar(remote: &Remote) -> ProgressBar {
 /// What is known and what is here.
 pub fn list() -> Result<()> {
     let cache = names::cache_dir()?;
-    let mut here: BTreeMap<String, u64> = BTreeMap::new();
-    for (path, bytes) in names::files(&cache.join("models")) {
-        here.insert(path, bytes);
-    }
+    let here = names::files(&cache.join("models"));
     let mut out = io::stdout().lock();
     writeln!(out, "{:<20} {:<8} {:>9}  {:<10}  what it is", "name", "default", "size", "here")?;
     for k in KNOWN {
-        let mine: Vec<String> = here
-            .keys()
-            .filter(|path| path.strip_prefix(k.repo).is_some_and(|rest| rest.starts_with('/')))
-            .filter_map(|path| names::quant_of(path))
-            .collect();
-        let mut quants = mine.clone();
+        let mine = |path: &&str| path.strip_prefix(k.repo).is_some_and(|rest| rest.starts_with('/'));
+        let paths = here.iter().map(|(path, _)| path.as_str());
+        let mut quants: Vec<String> = paths.filter(mine).filter_map(names::quant_of).collect();
         quants.dedup();
         let shown = if quants.is_empty() { "-".into() } else { quants.join(",") };
         writeln!(out, "{:<20} {:<8} {:>9}  {shown:<10}  {}", k.name, k.quant, show_bytes(k.bytes), k.about)?;

@@ -5,10 +5,13 @@
 use crate::names;
 use crate::run::{Reasoning, Screen, Session, dimmed, report, speeds};
 use anyhow::{Context, Result};
-use llm::generate::{Answer, Reason, Request};
+use llm::generate::{self, Answer, Reason, Request};
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
-use rustyline::{Config, Editor};
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Editor, Event, EventContext, EventHandler, KeyEvent, Movement,
+    RepeatCount,
+};
 use serde_json::json;
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -32,17 +35,15 @@ type Lines = Editor<(), FileHistory>;
 pub fn run(session: Session, request: Request) -> Result<()> {
     let mut repl = Repl::new(session, request)?;
     repl.greet();
-    let mut interrupted = false;
     loop {
         match read(&mut repl.lines) {
             Ok(text) => {
-                interrupted = false;
+                repl.interrupted.store(false, Ordering::Relaxed);
                 if repl.take(&text)? == Next::Exit {
                     break;
                 }
             }
-            Err(ReadlineError::Interrupted) if !interrupted => {
-                interrupted = true;
+            Err(ReadlineError::Interrupted) if !repl.interrupted.swap(true, Ordering::Relaxed) => {
                 eprintln!(
                     "{}",
                     dimmed("(Ctrl-C again or Ctrl-D ends the program)", io::stderr().is_terminal())
@@ -62,6 +63,10 @@ struct Repl {
     lines: Lines,
     history: Option<PathBuf>,
     last: Option<Answer>,
+    /// Answers since the seed was set: each has a seed of its own.
+    turn: u64,
+    /// Whether Ctrl-C was the last thing at the prompt: a second one ends the program.
+    interrupted: Arc<AtomicBool>,
     /// Whether an answer is being made, and whether it should end.
     busy: Arc<AtomicBool>,
     cancel: Arc<AtomicBool>,
@@ -84,13 +89,16 @@ impl Repl {
         .context("Ctrl-C")?;
         let config = Config::builder().auto_add_history(false).history_ignore_space(true).build();
         let mut lines = Lines::with_config(config).context("the terminal")?;
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let clears = Box::new(Clear(interrupted.clone()));
+        lines.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(clears));
         let history = names::cache_dir().ok().map(|dir| dir.join("history"));
         if let Some(path) = history.as_ref().filter(|p| p.exists())
             && let Err(e) = lines.load_history(path)
         {
             eprintln!("glimmer: {}: {e}", path.display());
         }
-        Ok(Repl { session, request, lines, history, last: None, busy, cancel })
+        Ok(Repl { session, request, lines, history, last: None, turn: 0, interrupted, busy, cancel })
     }
 
     fn greet(&self) {
@@ -120,7 +128,8 @@ impl Repl {
             if e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
                 return Err(e);
             }
-            eprintln!("glimmer: {e:#}");
+            let long = matches!(e.downcast_ref(), Some(generate::Error::TooLong { .. }));
+            eprintln!("glimmer: {e:#}{}", if long { "; /clear begins a new conversation" } else { "" });
         }
         Ok(Next::Read)
     }
@@ -132,7 +141,10 @@ impl Repl {
         self.cancel.store(false, Ordering::Relaxed);
         self.busy.store(true, Ordering::Relaxed);
         let cancel = self.cancel.clone();
-        let answer = self.session.generator.answer(&prompt, &self.request, &self.cancel, &mut |piece| {
+        let mut request = self.request.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(self.turn);
+        self.turn += 1;
+        let answer = self.session.generator.answer(&prompt, &request, &self.cancel, &mut |piece| {
             if let Err(e) = screen.show(piece) {
                 failed = Some(e);
                 cancel.store(true, Ordering::Relaxed);
@@ -189,7 +201,10 @@ impl Repl {
                 };
                 self.session.chat.as_mut().context(no_chat)?.set_thinking(on);
             }
-            Command::Set(name, value) => set(&mut self.request, &name, &value).map_err(anyhow::Error::msg)?,
+            Command::Set(name, value) => {
+                set(&mut self.request, &name, &value).map_err(anyhow::Error::msg)?;
+                self.turn = if name == "seed" { 0 } else { self.turn };
+            }
             Command::Save(path) => self.save(&path)?,
             Command::Stats => self.stats(),
             Command::Exit => {}
@@ -221,6 +236,19 @@ impl Repl {
         if let Err(e) = saved.and_then(|()| self.lines.save_history(path)) {
             eprintln!("glimmer: {}: {e}", path.display());
         }
+    }
+}
+
+/// Ctrl-C on a line with text clears the line; on an empty one it is an interruption.
+struct Clear(Arc<AtomicBool>);
+
+impl ConditionalEventHandler for Clear {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
+        if context.line().is_empty() {
+            return None;
+        }
+        self.0.store(true, Ordering::Relaxed);
+        Some(Cmd::Kill(Movement::WholeBuffer))
     }
 }
 
@@ -378,7 +406,7 @@ const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "seed",
-        about: "the same seed gives the same answer",
+        about: "the same seed gives the same conversation",
         show: |r| r.sampling.seed.to_string(),
         set: |r, v| v.parse().ok().map(|v| r.sampling.seed = v),
     },
@@ -390,9 +418,12 @@ const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "stop",
-        about: "a text that ends the answer",
+        about: "a text that ends the answer; off: none",
         show: |r| r.stop.join(" "),
-        set: |r, v| Some(r.stop = vec![v.into()]),
+        set: |r, v| {
+            r.stop = if v == "off" { vec![] } else { vec![v.into()] };
+            Some(())
+        },
     },
 ];
 

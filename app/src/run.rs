@@ -36,10 +36,8 @@ pub fn run(args: &Run) -> Result<()> {
         let text = "--json prints one answer: give -p TEXT, or the prompt on standard input";
         Args::command().error(ErrorKind::MissingRequiredArgument, text).exit();
     }
-    let mut session = open(&args.model)?;
-    if args.raw {
-        session.chat = None;
-    } else if session.chat.is_none() {
+    let mut session = open(&args.model, !args.raw)?;
+    if session.chat.is_none() && !args.raw {
         eprintln!("glimmer: {} has no chat template: text is continued as it is", session.name);
     }
     if let Some(chat) = &mut session.chat {
@@ -83,13 +81,13 @@ fn any_seed() -> u64 {
     now.map_or(0, |t| t.as_nanos() as u64) ^ u64::from(std::process::id()) << 32
 }
 
-/// Loads the model that the flags name, with a bar on a terminal.
-pub fn open(args: &ModelArgs) -> Result<Session> {
+/// Loads the model that the flags name, with a bar on a terminal; `talks` asks for its chat template.
+pub fn open(args: &ModelArgs, talks: bool) -> Result<Session> {
     let began = Instant::now();
     let file = model::open(args.model.as_deref())?;
     let name = file.name().to_string();
     let tokenizer = Tokenizer::from_gguf(&file)?;
-    let chat = Chat::from_gguf(&file, &tokenizer)?;
+    let chat = if talks { Chat::from_gguf(&file, &tokenizer)? } else { None };
     let model = model::on_device(args, file, args.ctx, false)?;
     let load = began.elapsed();
     Ok(Session { generator: Generator::new(model, tokenizer), chat, name, load })

@@ -115,20 +115,8 @@ impl Sampler {
     /// Top-k, top-p, min-p. What is kept is in the order of ids, or sorted where sorting was needed to choose.
     fn filter(&mut self, logits: &[f32]) {
         let kept = &mut self.kept;
-        kept.clear();
-        kept.extend(
-            logits
-                .iter()
-                .enumerate()
-                .filter(|(_, l)| **l > f32::NEG_INFINITY)
-                .map(|(i, &logit)| Candidate { id: i as u32, logit }),
-        );
-        let mut sorted = 0;
-        if self.how.top_k > 0 && self.how.top_k < kept.len() {
-            sorted = self.how.top_k;
-            sort_first(kept, sorted);
-            kept.truncate(sorted);
-        }
+        let k = if self.how.top_k > 0 { self.how.top_k } else { logits.len() };
+        let mut sorted = best(logits, k, kept);
         let max = kept.iter().fold(f32::NEG_INFINITY, |m, c| m.max(c.logit)) as f64;
         if self.how.top_p < 1.0 {
             let wanted = self.how.top_p as f64 * kept.iter().map(|c| exp(c.logit as f64 - max)).sum::<f64>();
@@ -179,16 +167,51 @@ fn greedy(logits: &[f32]) -> u32 {
     best as u32
 }
 
+/// The `k` largest logits but minus infinity, in one pass; says how many of `out` are in order, which is all or none.
+fn best(logits: &[f32], k: usize, out: &mut Vec<Candidate>) -> usize {
+    out.clear();
+    let room = k.saturating_mul(2).max(256);
+    let mut least = f32::NEG_INFINITY;
+    for (i, &logit) in logits.iter().enumerate() {
+        // An equal logit with a larger id is behind the k-th.
+        if logit > least {
+            out.push(Candidate { id: i as u32, logit });
+            if out.len() == room {
+                out.select_nth_unstable_by(k - 1, order);
+                out.truncate(k);
+                least = out[k - 1].logit;
+            }
+        }
+    }
+    if out.len() <= k && least == f32::NEG_INFINITY {
+        return 0;
+    }
+    sort_first(out, k);
+    out.truncate(k);
+    k
+}
+
 /// The `n` most probable to the front, in order.
 fn sort_first(of: &mut [Candidate], n: usize) {
-    let order = |a: &Candidate, b: &Candidate| {
-        b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
-    };
     if n < of.len() {
         of.select_nth_unstable_by(n, order);
     }
     of[..n].sort_unstable_by(order);
 }
+
+fn order(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
+}
+
+/// 1/n! to the 13th: the rest of the series is below 1e-16 for arguments up to ln(2)/2.
+const TAYLOR: [f64; 14] = {
+    let (mut c, mut n) = ([1.0; 14], 1);
+    while n < 14 {
+        c[n] = c[n - 1] / n as f64;
+        n += 1;
+    }
+    c
+};
 
 /// The exponential of a number that is not positive, without the platform's library, whose last bit varies.
 fn exp(x: f64) -> f64 {
@@ -198,8 +221,7 @@ fn exp(x: f64) -> f64 {
     let n = (x * std::f64::consts::LOG2_E).round();
     // ln 2 in two parts: the first has trailing zero bits, so that its product with n is exact.
     let r = x - n * 0.693_147_180_369_123_8 - n * 1.908_214_929_270_587_7e-10;
-    // Taylor's series to the 13th power: below 1e-16 for |r| <= ln(2)/2.
-    let series = (1..=13).rev().fold(1.0, |sum, k| 1.0 + sum * r / k as f64);
+    let series = TAYLOR.iter().rev().fold(0.0, |sum, c| sum * r + c);
     series * f64::from_bits(((1023 + n as i64) as u64) << 52)
 }
 
@@ -265,8 +287,14 @@ mod tests {
             let expected = sorted(ranked(&logits).iter().take(k).map(|r| r.0));
             assert_eq!(kept(&how, &logits), expected, "k {k}");
         }
-        // Equal logits: the smaller ids.
-        assert_eq!(kept(&Sampling { top_k: 3, ..plain() }, &[1.0; 10]), [0, 1, 2]);
+        // Equal logits: the smaller ids; the best ones at the very end, or first.
+        assert_eq!(kept(&Sampling { top_k: 3, ..plain() }, &[1.0; 1000]), [0, 1, 2]);
+        let rising: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        assert_eq!(kept(&Sampling { top_k: 2, ..plain() }, &rising), [998, 999]);
+        let falling: Vec<f32> = rising.iter().map(|l| -l).collect();
+        let mut sampler = Sampler::new(&Sampling { top_k: 128, ..plain() });
+        sampler.filter(&falling);
+        assert!(sampler.kept.iter().map(|c| c.id).eq(0..128), "in order");
     }
 
     #[test]
