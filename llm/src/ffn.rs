@@ -9,13 +9,13 @@ use compiler::tensor::Tensor;
 
 pub enum Ffn<'g> {
     Dense(Gated<'g>),
-    Moe(Experts<'g>),
+    Moe(Box<Experts<'g>>),
 }
 
 impl<'g> Ffn<'g> {
     pub fn declare(i: &Inputs<'g, '_>, c: &Config, layer: i64) -> Result<Self, Error> {
         Ok(match c.moe {
-            Some(moe) if c.has_experts(layer) => Ffn::Moe(Experts::declare(i, c, moe)?),
+            Some(moe) if c.has_experts(layer) => Ffn::Moe(Box::new(Experts::declare(i, c, moe)?)),
             _ => Ffn::Dense(Gated::declare(i, "", c.dim, &[])?),
         })
     }

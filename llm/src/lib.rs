@@ -11,6 +11,7 @@ pub mod ffn;
 pub mod generate;
 pub mod gguf;
 pub mod model;
+mod planner;
 pub mod rope;
 pub mod sample;
 pub mod size;

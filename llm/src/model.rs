@@ -4,22 +4,20 @@
 //! needed; layers whose tensors have the same types and shapes share its kernels. A chunk shorter than its plan is
 //! filled up with tokens whose rows of the cache are written again before anything looks at them.
 
-use crate::attention::{Attention, KV_BLOCK, Place};
+use crate::attention::{Attention, KV_BLOCK};
 use crate::block::Block;
 use crate::config::{self, Config};
-use crate::gguf::Gguf;
-use crate::weights::{self, Activations, Inputs, Loader, Matrix, Source, slot};
-use compiler::dtype::DType;
+use crate::gguf::{Gguf, TensorInfo};
+use crate::planner::{Drafting, Embedding, Head, Planner};
+use crate::weights::{self, Activations, Inputs, Loader, Source};
 use compiler::graph::Graph;
-use compiler::ops::rms_norm;
 use compiler::quant::Layout;
-use compiler::tensor::Tensor;
 use runtime::buffer::{Buffer, Slice};
 use runtime::check::layout;
 use runtime::device::{self, Device, Prepared};
 use runtime::plan::Plan;
-use runtime::step::{Library, Module, by_heuristic};
-use std::collections::HashMap;
+use runtime::step::Library;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Tokens of a plan.
@@ -59,36 +57,36 @@ pub enum Error {
 /// What the tensors of a block look like, their names behind the block's prefix.
 type Signature = Vec<(String, u32, Vec<i64>)>;
 
-struct Layer {
-    index: i64,
+pub(crate) struct Layer {
+    pub index: i64,
     /// Equal layers have equal numbers.
-    kind: usize,
+    pub kind: usize,
     /// What plans read, in the order of the declarations.
-    weights: Vec<Slice>,
-    caches: Vec<Slice>,
+    pub weights: Vec<Slice>,
+    pub caches: Vec<Slice>,
 }
 
 pub struct Model {
-    device: Arc<dyn Device>,
-    file: Gguf,
-    config: Config,
-    layout: Layout,
-    activations: Activations,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) file: Gguf,
+    pub(crate) config: Config,
+    pub(crate) layout: Layout,
+    pub(crate) activations: Activations,
     context: usize,
     /// Rows of the cache: the context and room for the tokens that fill up a chunk.
-    capacity: i64,
+    pub(crate) capacity: i64,
     chunks: Vec<usize>,
-    layers: Vec<Layer>,
-    draft: Option<Layer>,
-    weights: HashMap<String, Vec<Slice>>,
-    cos: Slice,
-    sin: Slice,
-    ids: Slice,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) draft: Option<Layer>,
+    pub(crate) weights: HashMap<String, Vec<Slice>>,
+    pub(crate) cos: Slice,
+    pub(crate) sin: Slice,
+    pub(crate) ids: Slice,
     /// The residual stream, before and after a layer.
-    stream: [Slice; 2],
+    pub(crate) stream: [Slice; 2],
     /// After the final norm.
-    hidden: Slice,
-    logits: Slice,
+    pub(crate) hidden: Slice,
+    pub(crate) logits: Slice,
     scratch: Buffer,
     plans: HashMap<(Part, usize), Prepared>,
     library: Library,
@@ -127,57 +125,9 @@ impl Model {
         let most = chunks[chunks.len() - 1];
         let capacity = ((context + most) as i64 + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
 
-        let mut names: Vec<Source> = vec![];
-        let declare = |prefix: &str, g: &Graph, part: &dyn Fn(&Inputs) -> Result<(), weights::Error>| {
-            let inputs = Inputs::new(g, &file, prefix.into(), layout, activations);
-            part(&inputs).map(|()| inputs.sources())
-        };
-        let g = Graph::new();
-        let mut kinds: Vec<Signature> = vec![];
-        let mut declared = vec![];
         let drafts = if options.drafts { config.drafts } else { 0 };
-        for index in 0..config.layers + drafts {
-            let prefix = format!("blk.{index}.");
-            let sources = declare(&prefix, &Graph::new(), &|i| Block::declare(i, &config, index).map(drop))?;
-            let signature: Signature = sources
-                .iter()
-                .filter_map(|s| file.tensor(&s.tensor))
-                .map(|t| (t.name[prefix.len()..].into(), t.format.id, t.dims.clone()))
-                .collect();
-            let kind = kinds.iter().position(|k| *k == signature).unwrap_or_else(|| {
-                kinds.push(signature);
-                kinds.len() - 1
-            });
-            names.extend(sources.iter().cloned());
-            if index >= config.layers {
-                names.extend(declare(&prefix, &g, &|i| Drafting::declare(i, &config).map(drop))?);
-            }
-            declared.push((index, kind, sources));
-        }
-        names.extend(declare("", &g, &|i| {
-            Embedding::declare(i, &config)?;
-            Head::declare(i, &config).map(drop)
-        })?);
-
-        let total: u64 = {
-            let mut seen = std::collections::HashSet::new();
-            let tensors =
-                names.iter().filter(|s| seen.insert(s.tensor.clone())).filter_map(|s| file.tensor(&s.tensor));
-            tensors.map(|t| t.bytes() as u64).sum()
-        };
-        let mut weights: HashMap<String, Vec<Slice>> = HashMap::new();
-        let (mut done, mut loader) = (0, Loader::new(&*device, layout));
-        for s in &names {
-            let Some(t) = file.tensor(&s.tensor).filter(|_| !weights.contains_key(&s.tensor)) else {
-                continue;
-            };
-            let planes = loader.load(&file, t, &mut |bytes| {
-                done += bytes as u64;
-                progress(done, total);
-            })?;
-            weights.insert(s.tensor.clone(), planes);
-        }
-        drop(loader);
+        let declared = declare(&file, &config, drafts, layout, activations)?;
+        let weights = load(&*device, &file, layout, &declared.sources, progress)?;
 
         let factors =
             file.tensor("rope_freqs.weight").map(|t| frequency_factors(&file, t, &config)).transpose()?;
@@ -190,13 +140,13 @@ impl Model {
         };
         let floats = |n: i64| Ok::<_, device::Error>(device.alloc(n as usize * 4)?.whole());
         let mut layers = vec![];
-        for (index, kind, sources) in declared {
+        for (index, (kind, sources)) in declared.layers.into_iter().enumerate() {
             let caches = Attention::cache_rows(&config)
                 .iter()
                 .map(|row| floats(capacity * row.iter().product::<i64>()))
                 .collect::<Result<_, _>>()?;
             let weights = sources.iter().map(|s| weights[&s.tensor][s.plane].clone()).collect();
-            layers.push(Layer { index, kind, weights, caches });
+            layers.push(Layer { index: index as i64, kind, weights, caches });
         }
         let draft = (drafts > 0).then(|| layers.split_off(config.layers as usize).swap_remove(0));
         let rows = most as i64;
@@ -379,219 +329,76 @@ impl Model {
     }
 }
 
-/// Collects what a plan is made of.
-struct Planner<'m> {
-    model: &'m Model,
-    library: &'m mut Library,
-    modules: Vec<(Arc<Module>, HashMap<u32, Slice>)>,
+/// What of a file is wanted.
+struct Declared {
+    /// Everything, also what several parts share.
+    sources: Vec<Source>,
+    /// For each layer the number that equal layers share, and what it reads.
+    layers: Vec<(usize, Vec<Source>)>,
 }
 
-impl<'m> Planner<'m> {
-    fn inputs<'g>(&self, g: &'g Graph, prefix: &str) -> Inputs<'g, 'm> {
-        Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.model.activations)
-    }
-    fn stream<'g>(&self, g: &'g Graph, name: &str, rows: i64) -> Tensor<'g> {
-        g.input(name, DType::F32, [rows, self.model.config.dim])
-    }
-    fn weights(&self, sources: &[Source]) -> HashMap<u32, Slice> {
-        sources.iter().map(|s| (s.slot, self.model.weights[&s.tensor][s.plane].clone())).collect()
-    }
-    /// Compiles outputs; the first is to lie at `to`.
-    fn module<'g>(
-        &mut self,
-        g: &'g Graph,
-        outputs: &[Tensor<'g>],
-        mut memory: HashMap<u32, Slice>,
-        to: &Slice,
-    ) -> Result<(), Error> {
-        let device = &*self.model.device;
-        let module = Module::new(device, g, outputs, self.library, by_heuristic(device))?;
-        memory.insert(module.outputs()[0].0, to.clone());
-        self.modules.push((Arc::new(module), memory));
-        Ok(())
-    }
-
-    fn trunk(&mut self, rows: i64) -> Result<(), Error> {
-        let model = self.model;
-        let g = Graph::new();
-        let i = self.inputs(&g, "");
-        let ids = g.input("ids", DType::I32, [rows]);
-        let x = Embedding::declare(&i, &model.config)?.of(ids);
-        let mut memory = self.weights(&i.sources());
-        memory.insert(slot(ids), model.ids.clone());
-        self.module(&g, &[x], memory, &model.stream[0])?;
-        let mut at = 0;
-        let mut made: HashMap<usize, (Arc<Module>, BlockSlots)> = HashMap::new();
-        for layer in &model.layers {
-            at = self.block(layer, rows, at, &mut made)?;
-        }
-        let g = Graph::new();
-        let i = self.inputs(&g, "");
-        let x = self.stream(&g, "x", rows);
-        let y = rms_norm(x, Head::declare(&i, &model.config)?.norm, model.config.eps);
-        let mut memory = self.weights(&i.sources());
-        memory.insert(slot(x), model.stream[at].clone());
-        self.module(&g, &[y], memory, &model.hidden)
-    }
-
-    /// One layer from one of the stream's buffers to the other, which is returned.
-    fn block(
-        &mut self,
-        layer: &Layer,
-        rows: i64,
-        at: usize,
-        made: &mut HashMap<usize, (Arc<Module>, BlockSlots)>,
-    ) -> Result<usize, Error> {
-        let model = self.model;
-        if !made.contains_key(&layer.kind) {
-            let (g, c) = (Graph::new(), &model.config);
-            let i = self.inputs(&g, &format!("blk.{}.", layer.index));
-            let place = Place::new(&g, c, rows, model.capacity);
-            let x = self.stream(&g, "x", rows);
-            let caches: Vec<Tensor> = Attention::cache_rows(c)
-                .iter()
-                .map(|row| g.input("cache", DType::F32, [&[model.capacity], &row[..]].concat()))
-                .collect();
-            let (y, after) = Block::declare(&i, c, layer.index)?.of(x, &caches, c, &place);
-            let outputs: Vec<Tensor> = [y].into_iter().chain(after).collect();
-            let module =
-                Module::new(&*model.device, &g, &outputs, self.library, by_heuristic(&*model.device))?;
-            let slots = BlockSlots {
-                x: slot(x),
-                y: module.outputs()[0].0,
-                tables: [slot(place.cos), slot(place.sin)],
-                weights: i.sources().iter().map(|s| s.slot).collect(),
-                caches: caches.into_iter().map(slot).collect(),
-            };
-            made.insert(layer.kind, (Arc::new(module), slots));
-        }
-        let (module, s) = &made[&layer.kind];
-        let mut memory: HashMap<u32, Slice> = HashMap::new();
-        memory.extend(s.weights.iter().copied().zip(layer.weights.iter().cloned()));
-        memory.extend(s.caches.iter().copied().zip(layer.caches.iter().cloned()));
-        memory.extend([(s.x, model.stream[at].clone()), (s.y, model.stream[1 - at].clone())]);
-        memory.extend([(s.tables[0], model.cos.clone()), (s.tables[1], model.sin.clone())]);
-        self.modules.push((module.clone(), memory));
-        Ok(1 - at)
-    }
-
-    fn draft(&mut self, rows: i64) -> Result<(), Error> {
-        let model = self.model;
-        let layer = model.draft.as_ref().expect("asked for only where it is loaded");
-        let prefix = format!("blk.{}.", layer.index);
-        let g = Graph::new();
-        let (i, own) = (self.inputs(&g, ""), self.inputs(&g, &prefix));
-        let (ids, h) = (g.input("ids", DType::I32, [rows]), self.stream(&g, "hidden", rows));
-        let drafting = Drafting::declare(&own, &model.config)?;
-        let e = match &drafting.embedding {
-            Some(table) => table.rows(ids),
-            None => Embedding::declare(&i, &model.config)?.of(ids),
-        };
-        let x = drafting.of(e, h, model.config.eps);
-        let mut memory = self.weights(&i.sources());
-        memory.extend(self.weights(&own.sources()));
-        memory.extend([(slot(ids), model.ids.clone()), (slot(h), model.hidden.clone())]);
-        self.module(&g, &[x], memory, &model.stream[0])?;
-        let at = self.block(layer, rows, 0, &mut HashMap::new())?;
-        let g = Graph::new();
-        let own = self.inputs(&g, &prefix);
-        let x = self.stream(&g, "x", rows);
-        let y = rms_norm(x, Drafting::declare(&own, &model.config)?.norm, model.config.eps);
-        let mut memory = self.weights(&own.sources());
-        memory.insert(slot(x), model.stream[at].clone());
-        self.module(&g, &[y], memory, &model.hidden)
-    }
-
-    fn head(&mut self, rows: i64, draft: bool) -> Result<(), Error> {
-        let model = self.model;
-        let g = Graph::new();
-        let i = self.inputs(&g, "");
-        let h = self.stream(&g, "hidden", model.chunk() as i64);
-        let row = g.symbol("row", (0, model.chunk() as i64 - rows));
-        let x = h.slice_dim(0, row, g.int(rows));
-        let own = self.inputs(&g, &format!("blk.{}.", model.config.layers));
-        let drafting = if draft { Drafting::declare(&own, &model.config)?.head } else { None };
-        let matrix = drafting.map_or_else(|| Ok(Head::declare(&i, &model.config)?.matrix), Ok::<_, Error>)?;
-        let y = matrix.of(x);
-        let mut memory = self.weights(&i.sources());
-        memory.extend(self.weights(&own.sources()));
-        memory.insert(slot(h), model.hidden.clone());
-        self.module(&g, &[y], memory, &model.logits)
-    }
-}
-
-/// Where a block's module wants its buffers.
-struct BlockSlots {
-    x: u32,
-    y: u32,
-    tables: [u32; 2],
-    weights: Vec<u32>,
-    caches: Vec<u32>,
-}
-
-struct Embedding<'g>(Matrix<'g>);
-
-impl<'g> Embedding<'g> {
-    fn declare(i: &Inputs<'g, '_>, c: &Config) -> Result<Self, weights::Error> {
-        Ok(Embedding(i.matrix("token_embd.weight", &[c.vocab, c.dim])?))
-    }
-    fn of(&self, ids: Tensor<'g>) -> Tensor<'g> {
-        self.0.rows(ids)
-    }
-}
-
-struct Head<'g> {
-    norm: Tensor<'g>,
-    /// The embedding's where the two are tied.
-    matrix: Matrix<'g>,
-}
-
-impl<'g> Head<'g> {
-    fn declare(i: &Inputs<'g, '_>, c: &Config) -> Result<Self, weights::Error> {
-        let dims = [c.vocab, c.dim];
-        let own = i.opt_matrix("output.weight", &dims)?;
-        Ok(Head {
-            norm: i.vector("output_norm.weight", c.dim)?,
-            matrix: own.map_or_else(|| i.matrix("token_embd.weight", &dims), Ok)?,
-        })
-    }
-}
-
-/// What stands around the drafting layer: the next token's embedding and the trunk's hidden state become one row.
-struct Drafting<'g> {
-    /// The trunk's where it has none of its own.
-    embedding: Option<Matrix<'g>>,
-    embedding_norm: Tensor<'g>,
-    hidden_norm: Tensor<'g>,
-    join: Matrix<'g>,
-    norm: Tensor<'g>,
-    /// The trunk's where it has none of its own.
-    head: Option<Matrix<'g>>,
-}
-
-impl<'g> Drafting<'g> {
-    fn declare(i: &Inputs<'g, '_>, c: &Config) -> Result<Self, weights::Error> {
-        let dims = [c.vocab, c.dim];
-        Ok(Drafting {
-            embedding: i.opt_matrix("nextn.embed_tokens.weight", &dims)?,
-            embedding_norm: i.vector("nextn.enorm.weight", c.dim)?,
-            hidden_norm: i.vector("nextn.hnorm.weight", c.dim)?,
-            join: i.matrix("nextn.eh_proj.weight", &[c.dim, 2 * c.dim])?,
-            norm: i.vector("nextn.shared_head_norm.weight", c.dim)?,
-            head: i.opt_matrix("nextn.shared_head_head.weight", &dims)?,
-        })
-    }
-    fn of(&self, embedding: Tensor<'g>, hidden: Tensor<'g>, eps: f32) -> Tensor<'g> {
-        let (e, h) = (rms_norm(embedding, self.embedding_norm, eps), rms_norm(hidden, self.hidden_norm, eps));
-        self.join.of(Tensor::concat(&[e, h], -1))
-    }
-}
-
-fn frequency_factors(
+fn declare(
     file: &Gguf,
-    t: &crate::gguf::TensorInfo,
     c: &Config,
-) -> Result<Vec<f32>, weights::Error> {
+    drafts: i64,
+    layout: Layout,
+    activations: Activations,
+) -> Result<Declared, weights::Error> {
+    type Part<'a> = &'a dyn for<'g> Fn(&Inputs<'g, '_>) -> Result<(), weights::Error>;
+    let part = |prefix: &str, of: Part| {
+        let g = Graph::new();
+        let inputs = Inputs::new(&g, file, prefix.into(), layout, activations);
+        of(&inputs).map(|()| inputs.sources())
+    };
+    let mut sources = part("", &|i| {
+        Embedding::declare(i, c)?;
+        Head::declare(i, c).map(drop)
+    })?;
+    let (mut kinds, mut layers) = (Vec::<Signature>::new(), vec![]);
+    for index in 0..c.layers + drafts {
+        let prefix = format!("blk.{index}.");
+        let own = part(&prefix, &|i| Block::declare(i, c, index).map(drop))?;
+        let tensors = own.iter().filter_map(|s| file.tensor(&s.tensor));
+        let signature: Signature =
+            tensors.map(|t| (t.name[prefix.len()..].into(), t.format.id, t.dims.clone())).collect();
+        let kind = kinds.iter().position(|k| *k == signature).unwrap_or(kinds.len());
+        if kind == kinds.len() {
+            kinds.push(signature);
+        }
+        sources.extend(own.iter().cloned());
+        if index >= c.layers {
+            sources.extend(part(&prefix, &|i| Drafting::declare(i, c).map(drop))?);
+        }
+        layers.push((kind, own));
+    }
+    Ok(Declared { sources, layers })
+}
+
+/// Every tensor that a source names, as its planes on the device.
+fn load(
+    device: &dyn Device,
+    file: &Gguf,
+    layout: Layout,
+    sources: &[Source],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<HashMap<String, Vec<Slice>>, weights::Error> {
+    let mut seen = HashSet::new();
+    let wanted = sources.iter().filter(|s| seen.insert(&s.tensor)).filter_map(|s| file.tensor(&s.tensor));
+    let wanted: Vec<&TensorInfo> = wanted.collect();
+    let total = wanted.iter().map(|t| t.bytes() as u64).sum();
+    let (mut done, mut loader) = (0, Loader::new(device, layout));
+    let mut weights = HashMap::new();
+    for t in wanted {
+        let planes = loader.load(file, t, &mut |bytes| {
+            done += bytes as u64;
+            progress(done, total);
+        })?;
+        weights.insert(t.name.clone(), planes);
+    }
+    Ok(weights)
+}
+
+fn frequency_factors(file: &Gguf, t: &TensorInfo, c: &Config) -> Result<Vec<f32>, weights::Error> {
     let expected = vec![c.rotary.dims / 2];
     if t.dims != expected {
         let (file, tensor, found) = (file.name().into(), t.name.clone(), t.dims.clone());
