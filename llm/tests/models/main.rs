@@ -9,14 +9,21 @@ use llm::gguf::Gguf;
 use llm::model::{Model, Options};
 use llm::weights::Activations;
 use runtime::cpu::CpuDevice;
-use runtime::device::Device;
+use runtime::cuda::CudaDevice;
+use runtime::device::{self, Device};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The repository, also where the test was built on another machine and is run from the repository's root.
+fn root() -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    if built.exists() { built } else { ".".into() }
+}
+
 /// A packed file of `tests/data`, unpacked.
 fn data(name: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(format!("{name}.gz"));
+    let path = root().join("llm/tests/data").join(format!("{name}.gz"));
     let packed = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut out = vec![];
     GzDecoder::new(&packed[..]).read_to_end(&mut out).unwrap();
@@ -37,7 +44,7 @@ fn ids(v: &serde_json::Value) -> Vec<u32> {
 
 /// A file that lies beside a checkout of the project and in no clone of it.
 fn beside(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared").join(name);
+    let path = root().join("../shared").join(name);
     if !path.exists() {
         println!("skipped: {name} is not part of the repository");
     }
@@ -48,14 +55,12 @@ fn packed_model(name: &str) -> Gguf {
     Gguf::from_static(name, data(name).leak()).unwrap()
 }
 
-fn cpu() -> Option<Arc<dyn Device>> {
-    match CpuDevice::new(Default::default()) {
-        Ok(device) => Some(Arc::new(device)),
-        Err(why) => {
-            println!("skipped: {why}");
-            None
-        }
+/// Every device of this machine that runs generated code.
+fn devices() -> Vec<Arc<dyn Device>> {
+    fn found<D: Device + 'static>(device: Result<D, device::Error>) -> Option<Arc<dyn Device>> {
+        device.map(|d| Arc::new(d) as Arc<dyn Device>).inspect_err(|why| println!("skipped: {why}")).ok()
     }
+    [found(CpuDevice::new(Default::default())), found(CudaDevice::new(0))].into_iter().flatten().collect()
 }
 
 fn load(device: Arc<dyn Device>, file: Gguf, context: usize, activations: Activations) -> Model {

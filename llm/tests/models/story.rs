@@ -16,7 +16,7 @@ const PROMPTS: [&str; 9] = [
 ];
 
 fn shipped() -> Gguf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../app/models/storyteller-Q4_K_M.gguf");
+    let path = root().join("app/models/storyteller-Q4_K_M.gguf");
     Gguf::open(&path).unwrap()
 }
 
@@ -38,11 +38,12 @@ fn same_choices(m: &mut Model, entry: &str, margin: f64) {
 
 #[test]
 fn byte_activations_choose_as_llama_cpp_does() {
-    let Some(device) = cpu() else { return };
-    same_choices(&mut load(device.clone(), shipped(), 1024, Activations::Int8), "llama.cpp-Q4_K_M", 0.3);
-    let Some(path) = beside("models/storyteller-Q4_0.gguf") else { return };
-    let mut m = load(device, Gguf::open(&path).unwrap(), 1024, Activations::Int8);
-    same_choices(&mut m, "llama.cpp-Q4_0", 0.3);
+    for device in devices() {
+        same_choices(&mut load(device.clone(), shipped(), 1024, Activations::Int8), "llama.cpp-Q4_K_M", 0.3);
+        let Some(path) = beside("models/storyteller-Q4_0.gguf") else { return };
+        let mut m = load(device, Gguf::open(&path).unwrap(), 1024, Activations::Int8);
+        same_choices(&mut m, "llama.cpp-Q4_0", 0.3);
+    }
 }
 
 #[test]
@@ -57,40 +58,42 @@ fn prompts_are_tokenised_as_the_references_are() {
 
 #[test]
 fn a_story_ends_by_itself() {
-    let Some(device) = cpu() else { return };
-    let mut m = load(device, shipped(), 1024, Activations::Int8);
-    let tokenizer = Tokenizer::from_gguf(m.file()).unwrap();
-    let e = json("story/chat-dog-boat.json");
-    let mut row = m.feed(&ids(&e["prompt_ids"])).unwrap();
-    let mut said = vec![];
-    while !tokenizer.ends().contains(&argmax(&row)) {
-        assert!(said.len() < 400, "no end after {}", tokenizer.decode(&said));
-        said.push(argmax(&row));
-        row = m.feed(&said[said.len() - 1..]).unwrap();
+    for device in devices() {
+        let mut m = load(device, shipped(), 1024, Activations::Int8);
+        let tokenizer = Tokenizer::from_gguf(m.file()).unwrap();
+        let e = json("story/chat-dog-boat.json");
+        let mut row = m.feed(&ids(&e["prompt_ids"])).unwrap();
+        let mut said = vec![];
+        while !tokenizer.ends().contains(&argmax(&row)) {
+            assert!(said.len() < 400, "no end after {}", tokenizer.decode(&said));
+            said.push(argmax(&row));
+            row = m.feed(&said[said.len() - 1..]).unwrap();
+        }
+        let text = tokenizer.decode(&said);
+        assert!(said.len() > 60 && text.contains("dog") && text.contains("boat"), "{text}");
     }
-    let text = tokenizer.decode(&said);
-    assert!(said.len() > 60 && text.contains("dog") && text.contains("boat"), "{text}");
 }
 
 /// llama.cpp's perplexity of the first chunks is not recorded, so that of the whole text is compared where time allows;
 /// here the two kinds of activations are held against each other.
 #[test]
 fn byte_activations_cost_little() {
-    let Some(device) = cpu() else { return };
-    let text = String::from_utf8(data("story/heldout.txt")).unwrap();
-    let tokens = Tokenizer::from_gguf(&shipped()).unwrap().encode(&text, true);
-    let surprise = |activations| {
-        let mut m = load(device.clone(), shipped(), 256, activations);
-        let rows = all_logits(&mut m, &tokens[..256]);
-        let (vocab, mut sum) = (m.vocab(), 0.0);
-        for (row, &next) in rows.chunks(vocab).zip(&tokens[1..256]).skip(127) {
-            let most = row.iter().copied().fold(f32::MIN, f32::max) as f64;
-            let total: f64 = row.iter().map(|&v| (v as f64 - most).exp()).sum();
-            sum += most + total.ln() - row[next as usize] as f64;
-        }
-        (sum / 128.0).exp()
-    };
-    let (f32, int8) = (surprise(Activations::F32), surprise(Activations::Int8));
-    assert!((1.5..3.5).contains(&f32), "{f32}");
-    assert!((int8 / f32 - 1.0).abs() < 0.03, "{int8} against {f32}");
+    for device in devices() {
+        let text = String::from_utf8(data("story/heldout.txt")).unwrap();
+        let tokens = Tokenizer::from_gguf(&shipped()).unwrap().encode(&text, true);
+        let surprise = |activations| {
+            let mut m = load(device.clone(), shipped(), 256, activations);
+            let rows = all_logits(&mut m, &tokens[..256]);
+            let (vocab, mut sum) = (m.vocab(), 0.0);
+            for (row, &next) in rows.chunks(vocab).zip(&tokens[1..256]).skip(127) {
+                let most = row.iter().copied().fold(f32::MIN, f32::max) as f64;
+                let total: f64 = row.iter().map(|&v| (v as f64 - most).exp()).sum();
+                sum += most + total.ln() - row[next as usize] as f64;
+            }
+            (sum / 128.0).exp()
+        };
+        let (f32, int8) = (surprise(Activations::F32), surprise(Activations::Int8));
+        assert!((1.5..3.5).contains(&f32), "{f32}");
+        assert!((int8 / f32 - 1.0).abs() < 0.03, "{int8} against {f32}");
+    }
 }

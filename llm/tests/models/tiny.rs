@@ -45,31 +45,32 @@ fn exact(what: &str, got: &[f32], want: &[f32], vocab: usize, max: f32, kl: f64)
 
 #[test]
 fn every_architecture_at_once_and_token_by_token() {
-    let Some(device) = cpu() else { return };
-    for (folder, file, ..) in MODELS {
-        let e = Expected::of(&format!("tiny/{folder}"));
-        let mut m =
-            load(device.clone(), packed_model(&format!("tiny/{folder}/{file}")), 64, Activations::F32);
-        for seq in ["seq0", "seq1"] {
-            let (tokens, want) = (e.tokens(seq), e.logits(seq));
-            let what = format!("{file} {seq}");
-            exact(&what, &all_logits(&mut m, &tokens), &want, e.vocab, 1e-3, 1e-7);
-            m.truncate(5);
-            let mut row = vec![];
-            for (i, &t) in tokens.iter().enumerate().skip(5) {
-                row = m.feed(&[t]).unwrap();
-                exact(
-                    &format!("{what} position {i}"),
-                    &row,
-                    &want[i * e.vocab..][..e.vocab],
-                    e.vocab,
-                    1e-3,
-                    1e-7,
-                );
-            }
-            for want in ids(&e.json[seq]["greedy_16"]) {
-                assert_eq!(argmax(&row), want, "{what}: greedy");
-                row = m.feed(&[want]).unwrap();
+    for device in devices() {
+        for (folder, file, ..) in MODELS {
+            let e = Expected::of(&format!("tiny/{folder}"));
+            let mut m =
+                load(device.clone(), packed_model(&format!("tiny/{folder}/{file}")), 64, Activations::F32);
+            for seq in ["seq0", "seq1"] {
+                let (tokens, want) = (e.tokens(seq), e.logits(seq));
+                let what = format!("{file} {seq}");
+                exact(&what, &all_logits(&mut m, &tokens), &want, e.vocab, 1e-3, 1e-7);
+                m.truncate(5);
+                let mut row = vec![];
+                for (i, &t) in tokens.iter().enumerate().skip(5) {
+                    row = m.feed(&[t]).unwrap();
+                    exact(
+                        &format!("{what} position {i}"),
+                        &row,
+                        &want[i * e.vocab..][..e.vocab],
+                        e.vocab,
+                        1e-3,
+                        1e-7,
+                    );
+                }
+                for want in ids(&e.json[seq]["greedy_16"]) {
+                    assert_eq!(argmax(&row), want, "{what}: greedy");
+                    row = m.feed(&[want]).unwrap();
+                }
             }
         }
     }
@@ -77,33 +78,35 @@ fn every_architecture_at_once_and_token_by_token() {
 
 #[test]
 fn long_sequences_in_chunks_of_many_sizes() {
-    let Some(device) = cpu() else { return };
-    for (folder, file, max, kl) in MODELS {
-        let e = Expected::of(&format!("tiny/{folder}"));
-        let (tokens, want) = (e.tokens("long"), e.logits("long"));
-        let mut m = load(
-            device.clone(),
-            packed_model(&format!("tiny/{folder}/{file}")),
-            tokens.len(),
-            Activations::F32,
-        );
-        let rows = all_logits(&mut m, &tokens);
-        let at = ids(&e.json["long"]["positions"]);
-        let got: Vec<f32> =
-            at.iter().flat_map(|&p| rows[p as usize * e.vocab..][..e.vocab].to_vec()).collect();
-        exact(&format!("{file} long"), &got, &want, e.vocab, max, kl);
+    for device in devices() {
+        for (folder, file, max, kl) in MODELS {
+            let e = Expected::of(&format!("tiny/{folder}"));
+            let (tokens, want) = (e.tokens("long"), e.logits("long"));
+            let mut m = load(
+                device.clone(),
+                packed_model(&format!("tiny/{folder}/{file}")),
+                tokens.len(),
+                Activations::F32,
+            );
+            let rows = all_logits(&mut m, &tokens);
+            let at = ids(&e.json["long"]["positions"]);
+            let got: Vec<f32> =
+                at.iter().flat_map(|&p| rows[p as usize * e.vocab..][..e.vocab].to_vec()).collect();
+            exact(&format!("{file} long"), &got, &want, e.vocab, max, kl);
+        }
     }
 }
 
 #[test]
 fn the_drafting_layer() {
-    let Some(device) = cpu() else { return };
-    let e = Expected::of("tiny/glm4_moe_lite");
-    let mut m =
-        load(device, packed_model("tiny/glm4_moe_lite/glm4_moe_lite.mtp.f16.gguf"), 64, Activations::F32);
-    let mut got = vec![];
-    m.feed_drafts(&e.tokens("seq0"), &mut |row| got.extend_from_slice(row)).unwrap();
-    exact("drafts", &got, &e.logits("mtp.seq0"), e.vocab, 1e-3, 1e-7);
+    for device in devices() {
+        let e = Expected::of("tiny/glm4_moe_lite");
+        let mut m =
+            load(device, packed_model("tiny/glm4_moe_lite/glm4_moe_lite.mtp.f16.gguf"), 64, Activations::F32);
+        let mut got = vec![];
+        m.feed_drafts(&e.tokens("seq0"), &mut |row| got.extend_from_slice(row)).unwrap();
+        exact("drafts", &got, &e.logits("mtp.seq0"), e.vocab, 1e-3, 1e-7);
+    }
 }
 
 #[test]
@@ -119,25 +122,26 @@ fn the_interpreter_agrees() {
 
 #[test]
 fn quantised_models_with_exact_and_with_byte_activations() {
-    let Some(device) = cpu() else { return };
-    for (name, kinds) in
-        [("q_llama", &["q8_0", "q4_k_m", "iq4_xs", "q5_0"][..]), ("q_glm4_moe_lite", &["q4_k_m"])]
-    {
-        let e = Expected::of(&format!("tiny_quant/{name}"));
-        for kind in kinds {
-            for seq in ["seq0", "seq1"] {
-                let (tokens, want) = (e.tokens(seq), e.logits(&format!("{name}.{kind}.{seq}")));
-                let what = format!("{name} {kind} {seq}");
-                let run = |activations| {
-                    let file = packed_model(&format!("tiny_quant/{name}/{name}.{kind}.gguf"));
-                    all_logits(&mut load(device.clone(), file, 64, activations), &tokens)
-                };
-                let d = distance(&run(Activations::F32), &want, e.vocab);
-                let good = d.max <= 1e-3 && d.mean <= 1e-4 && d.kl <= 1e-7 && d.cosine >= 0.999999;
-                assert!(good, "{what} with f32: {d:?}");
-                let d = distance(&run(Activations::Int8), &want, e.vocab);
-                let good = d.max <= 0.8 && d.mean <= 0.12 && d.kl <= 0.03 && d.cosine >= 0.996;
-                assert!(good, "{what} with int8: {d:?}");
+    for device in devices() {
+        for (name, kinds) in
+            [("q_llama", &["q8_0", "q4_k_m", "iq4_xs", "q5_0"][..]), ("q_glm4_moe_lite", &["q4_k_m"])]
+        {
+            let e = Expected::of(&format!("tiny_quant/{name}"));
+            for kind in kinds {
+                for seq in ["seq0", "seq1"] {
+                    let (tokens, want) = (e.tokens(seq), e.logits(&format!("{name}.{kind}.{seq}")));
+                    let what = format!("{name} {kind} {seq}");
+                    let run = |activations| {
+                        let file = packed_model(&format!("tiny_quant/{name}/{name}.{kind}.gguf"));
+                        all_logits(&mut load(device.clone(), file, 64, activations), &tokens)
+                    };
+                    let d = distance(&run(Activations::F32), &want, e.vocab);
+                    let good = d.max <= 1e-3 && d.mean <= 1e-4 && d.kl <= 1e-7 && d.cosine >= 0.999999;
+                    assert!(good, "{what} with f32: {d:?}");
+                    let d = distance(&run(Activations::Int8), &want, e.vocab);
+                    let good = d.max <= 0.8 && d.mean <= 0.12 && d.kl <= 0.03 && d.cosine >= 0.996;
+                    assert!(good, "{what} with int8: {d:?}");
+                }
             }
         }
     }
@@ -146,14 +150,15 @@ fn quantised_models_with_exact_and_with_byte_activations() {
 /// The same numbers in F32, and a larger quantised model.
 #[test]
 fn files_beside_the_checkout() {
-    let Some(device) = cpu() else { return };
-    for (folder, file, ..) in
-        MODELS.into_iter().filter(|m| m.1.ends_with(".f16.gguf") && !m.1.contains("mtp"))
-    {
-        let file = file.replace("f16", "f32");
-        let Some(path) = beside(&format!("fixtures/tiny/{folder}/{file}")) else { return };
-        let e = Expected::of(&format!("tiny/{folder}"));
-        let mut m = load(device.clone(), Gguf::open(&path).unwrap(), 64, Activations::F32);
-        exact(&file, &all_logits(&mut m, &e.tokens("seq0")), &e.logits("seq0"), e.vocab, 1e-3, 1e-7);
+    for device in devices() {
+        for (folder, file, ..) in
+            MODELS.into_iter().filter(|m| m.1.ends_with(".f16.gguf") && !m.1.contains("mtp"))
+        {
+            let file = file.replace("f16", "f32");
+            let Some(path) = beside(&format!("fixtures/tiny/{folder}/{file}")) else { return };
+            let e = Expected::of(&format!("tiny/{folder}"));
+            let mut m = load(device.clone(), Gguf::open(&path).unwrap(), 64, Activations::F32);
+            exact(&file, &all_logits(&mut m, &e.tokens("seq0")), &e.logits("seq0"), e.vocab, 1e-3, 1e-7);
+        }
     }
 }
