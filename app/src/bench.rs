@@ -104,7 +104,10 @@ fn print(r: &Report) {
     let [lo, hi] = r.bandwidth_range;
     println!("{}", r.device);
     println!("read bandwidth {:.1} GB/s (median; {lo:.1} to {hi:.1})", r.bandwidth);
-    println!("{:<36} {:>9} {:>9} {:>8} {:>7} {:>7}  schedule", "kernel", "us", "fastest", "GB/s", "share", "TOPS");
+    println!(
+        "{:<36} {:>9} {:>9} {:>8} {:>7} {:>7}  schedule",
+        "kernel", "us", "fastest", "GB/s", "share", "TOPS"
+    );
     for row in &r.rows {
         let share = row.share.map_or_else(|| row.what.to_string(), |s| format!("{:.0}%", 100.0 * s));
         println!(

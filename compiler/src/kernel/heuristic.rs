@@ -22,7 +22,8 @@ const BLOCK: i64 = 256;
 
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
-    for stage in 0..kernel.stages.len() {
+    let kept = p.keep_weights();
+    for stage in kept..p.s.kernel.stages.len() {
         if caps.lanes > 1 { p.gpu_stage(stage) } else { p.cpu_stage(stage) }
     }
     p.spread();
@@ -75,6 +76,27 @@ impl<'g> Proposal<'g, '_> {
         Some((axis, weights))
     }
 
+    /// Unpacks weights once for all tiles of tokens, and long before a tile loads them: bytes that are still on their way
+    /// to memory would hold it up. Gives the number of stages that this takes.
+    fn keep_weights(&mut self) -> usize {
+        let single = self.s.kernel.stages.len() == 1;
+        let Some((_, weights)) = self.byte_axis(0).filter(|_| single) else { return 0 };
+        let tokens = self.outs(0).into_iter().find(|(_, a)| !reads(weights, a.range));
+        let Some((m, _)) = tokens.filter(|(_, a)| self.caps.tile && by_tiles(a)) else { return 0 };
+        if !self.put(Action::Keep, m, 0) {
+            return 0;
+        }
+        let kept = self.s.kernel.stages.len() - 1;
+        for stage in 0..kept {
+            if let [.., (fours, _), (side, _)] = self.serial(stage, |r| r == Role::Out(stage))[..] {
+                self.put(Action::Unroll, fours, 0);
+                self.put(Action::Vector, side, self.caps.vector_bytes as usize);
+                self.put(Action::Unroll, side, 0);
+            }
+        }
+        kept
+    }
+
     fn cpu_stage(&mut self, stage: usize) {
         let wide = (self.caps.vector_bytes / 4) as usize;
         if let Some((k, weights)) = self.byte_axis(stage).filter(|_| self.caps.dot4) {
@@ -114,8 +136,14 @@ impl<'g> Proposal<'g, '_> {
     fn tokens(&mut self, stage: usize, weights: Ex<'g>) {
         let outs = self.outs(stage);
         let Some(&(m, a)) = outs.iter().find(|(_, a)| !reads(weights, a.range)) else { return };
-        let tiles = a.extent().is_some_and(|e| e % 16 == 0);
-        if !(tiles && self.put(Action::Tile, m, 16)) {
+        if by_tiles(&a) && self.put(Action::Tile, m, 16) {
+            // Two products at a time: one is scaled while the other is on its way.
+            if let Some((k, _)) =
+                self.reduces(stage).pop().filter(|(_, a)| a.extent().is_some_and(|e| e % 2 == 0))
+            {
+                self.put(Action::Unroll, k, 2);
+            }
+        } else {
             self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4) as usize));
         }
         if self.s.axes[m].kind() == Kind::Serial
@@ -173,6 +201,11 @@ impl<'g> Proposal<'g, '_> {
             }
         }
     }
+}
+
+/// Does the axis divide into the rows of tiles?
+fn by_tiles(a: &Axis) -> bool {
+    a.extent().is_some_and(|e| e % 16 == 0)
 }
 
 fn reads(e: Ex, range: Ex) -> bool {
