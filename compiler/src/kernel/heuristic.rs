@@ -81,8 +81,8 @@ impl<'g> Proposal<'g, '_> {
     fn keep_weights(&mut self) -> usize {
         let single = self.s.kernel.stages.len() == 1;
         let Some((_, weights)) = self.byte_axis(0).filter(|_| single) else { return 0 };
-        let tokens = self.outs(0).into_iter().find(|(_, a)| !reads(weights, a.range));
-        let Some((m, _)) = tokens.filter(|(_, a)| self.caps.tile && by_tiles(a)) else { return 0 };
+        let tokens = self.token_axis(0, weights).filter(|(_, a)| self.caps.tile && by_tiles(a));
+        let Some((m, _)) = tokens else { return 0 };
         if !self.put(Action::Keep, m, 0) {
             return 0;
         }
@@ -134,8 +134,7 @@ impl<'g> Proposal<'g, '_> {
     /// Tokens share the weights that one reads: in tiles where there is a unit for them, in registers otherwise. What is
     /// left of them runs inside the rows, so that the rows' weights are still cached.
     fn tokens(&mut self, stage: usize, weights: Ex<'g>) {
-        let outs = self.outs(stage);
-        let Some(&(m, a)) = outs.iter().find(|(_, a)| !reads(weights, a.range)) else { return };
+        let Some((m, a)) = self.token_axis(stage, weights) else { return };
         if by_tiles(&a) && self.put(Action::Tile, m, 16) {
             // Two products at a time: one is scaled while the other is on its way.
             if let Some((k, _)) =
@@ -144,13 +143,28 @@ impl<'g> Proposal<'g, '_> {
                 self.put(Action::Unroll, k, 2);
             }
         } else {
-            self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4) as usize));
+            let most = self.register_tokens(stage);
+            self.put(Action::Upcast, m, a.extent().map_or(most, |e| e.min(most)) as usize);
         }
-        if self.s.axes[m].kind() == Kind::Serial
-            && let Some(&(rows, _)) = outs.iter().rfind(|(i, _)| *i != m)
-        {
-            self.put(Action::Swap, m, rows);
+        let (rows, rest): (Vec<_>, Vec<_>) =
+            self.outs(stage).into_iter().partition(|(_, a)| reads(weights, a.range));
+        if let (Some((first, _)), Some((row, _))) = (rest.first(), rows.last()) {
+            self.put(Action::Swap, *first, *row);
         }
+    }
+
+    /// Tokens whose sums stay in registers beside a block of unpacked weights: a processor with wide vectors has 32 of
+    /// them, and formats with minima or factors of groups take several for each token.
+    fn register_tokens(&self, stage: usize) -> i64 {
+        let float_sum = |e: &Ex| matches!(e.op(), Op::Fold(..)) && e.dtype() == DType::F32;
+        let sums = topo(&[self.s.kernel.stages[stage].store]).into_iter().filter(float_sum).count();
+        if self.caps.vector_bytes == 64 && sums == 1 { 8 } else { 4 }
+    }
+
+    /// An output axis that the weights do not depend on, by preference one of whole tiles.
+    fn token_axis(&self, stage: usize, weights: Ex<'g>) -> Option<(usize, Axis<'g>)> {
+        let outs = self.outs(stage).into_iter().filter(|(_, a)| !reads(weights, a.range));
+        outs.min_by_key(|(_, a)| !by_tiles(a))
     }
 
     fn unroll_small(&mut self, stage: usize, most: i64) {

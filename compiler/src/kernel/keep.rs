@@ -37,8 +37,9 @@ impl<'g> Scheduled<'g> {
         }
         let outs: Vec<Ex> = self.kernel.rows.iter().chain(&stage.outs).copied().collect();
         let read: Vec<Vec<Ex>> = products.iter().map(|p| topo(&[p.0])).collect();
-        let lanes = outs.iter().copied().find(|r| r.arg(0).as_int() == Some(LANES) && *r != across);
-        let Some(lanes) = lanes.filter(|r| !read.is_empty() && read.iter().all(|e| e.contains(r))) else {
+        let all_read = |r: &Ex<'g>| !read.is_empty() && read.iter().all(|e| e.contains(r));
+        let lanes = outs.iter().copied().find(|r| r.arg(0).as_int() == Some(LANES) && all_read(r));
+        let Some(lanes) = lanes else {
             refuse!("keep: no byte products with {LANES} rows of weights side by side");
         };
         if read.iter().any(|e| e.contains(&across)) {

@@ -190,7 +190,7 @@ fn dot_of_small_bytes_without_vnni() {
 fn tiles_of_kept_weights() {
     let target = X86::new(Features { amx: true, ..VNNI });
     let g = Graph::new();
-    let case = Case::linear(Format::by_name("Q4_0").unwrap(), 32, 256, 32);
+    let case = Case::linear(Format::by_name("Q4_0").unwrap(), 64, 256, 32);
     let built = case.build(&g, Layout::Interleaved16);
     let program = pipeline::schedule(&g, &built.outputs);
     let [kernel] = &program.kernels[..] else { panic!("one kernel") };
