@@ -124,6 +124,9 @@ pub struct Bench {
     /// Search for better schedules first, for at most this many seconds a row
     #[arg(long, value_name = "SECONDS")]
     pub tune: Option<u64>,
+    /// A schedule for every row instead of the heuristic's, as the table prints it
+    #[arg(long, conflicts_with = "tune")]
+    pub schedule: Option<String>,
     /// One JSON document instead of a table
     #[arg(long)]
     pub json: bool,

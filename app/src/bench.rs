@@ -3,9 +3,9 @@
 
 use crate::args::{Bench, BenchWhat, DeviceName};
 use crate::device;
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use compiler::graph::Graph;
-use compiler::kernel::{Opt, heuristic, search, show};
+use compiler::kernel::{self, Opt, heuristic, search, show};
 use compiler::pipeline;
 use compiler::quant::Format;
 use compiler::rng::Rng;
@@ -37,6 +37,8 @@ struct Row {
     what: &'static str,
     threads: usize,
     microseconds: f64,
+    /// Of the fastest run.
+    fastest: f64,
     gb_per_s: f64,
     /// Of the read bandwidth measured between this row's runs; none for rows that are not about memory.
     share: Option<f64>,
@@ -46,7 +48,7 @@ struct Row {
 
 /// What a row is to show.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+pub enum Kind {
     /// Weights from memory.
     Stream,
     /// 2 MB of weights again and again, on one thread.
@@ -102,18 +104,22 @@ fn print(r: &Report) {
     let [lo, hi] = r.bandwidth_range;
     println!("{}", r.device);
     println!("read bandwidth {:.1} GB/s (median; {lo:.1} to {hi:.1})", r.bandwidth);
-    println!("{:<36} {:>9} {:>8} {:>7} {:>7}  schedule", "kernel", "us", "GB/s", "share", "TOPS");
+    println!(
+        "{:<36} {:>9} {:>9} {:>8} {:>7} {:>7}  schedule",
+        "kernel", "us", "fastest", "GB/s", "share", "TOPS"
+    );
     for row in &r.rows {
         let share = row.share.map_or_else(|| row.what.to_string(), |s| format!("{:.0}%", 100.0 * s));
         println!(
-            "{:<36} {:>9.1} {:>8.1} {share:>7} {:>7.3}  {}",
-            row.name, row.microseconds, row.gb_per_s, row.tops, row.schedule
+            "{:<36} {:>9.1} {:>9.1} {:>8.1} {share:>7} {:>7.3}  {}",
+            row.name, row.microseconds, row.fastest, row.gb_per_s, row.tops, row.schedule
         );
     }
     println!("compiling one kernel: {:.1} ms (median)", r.compile_ms_median);
 }
 
-fn rows(gpu: bool) -> Vec<(Kind, Case)> {
+/// What is measured, and how.
+pub fn rows(gpu: bool) -> Vec<(Kind, Case)> {
     let format = |name| Format::by_name(name).expect("a row of the table");
     let all =
         ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"];
@@ -170,9 +176,13 @@ impl Runner<'_> {
         let mut compile = vec![];
         let (tune, repeat) = (self.args.tune, self.args.repeat.max(1));
         let mut error = None;
+        let given = match &self.args.schedule {
+            Some(s) => Some(kernel::parse(s).ok_or_else(|| anyhow!("`{s}` is no schedule"))?),
+            None => None,
+        };
         let choose = |k: &Kernel| {
             let start = Instant::now();
-            let mut opts = heuristic::propose(k, &caps);
+            let mut opts = given.clone().unwrap_or_else(|| heuristic::propose(k, &caps));
             if let Ok(linear) = pipeline::compile(k, &opts, &caps) {
                 on.target().emit(&linear);
             }
@@ -212,6 +222,7 @@ impl Runner<'_> {
             },
             threads: if kind == Kind::Stream { 0 } else { 1 },
             microseconds: seconds * 1e6,
+            fastest: times[0] * 1e6,
             gb_per_s: speed,
             share: passes.get(passes.len() / 2).map(|p| speed / p),
             tops: case.operations() as f64 / seconds / 1e12,

@@ -1,7 +1,7 @@
-//! `glimmer dump`: one row of the kernel table at every level, down to machine code.
+//! `glimmer dump`: one row of the kernel table or of the benchmark at every level, down to machine code.
 
-use crate::args::{Dump, DumpWhat};
-use crate::device;
+use crate::args::{DeviceName, Dump, DumpWhat};
+use crate::{bench, device};
 use anyhow::{Context, Result, anyhow};
 use compiler::graph::Graph;
 use compiler::kernel::{self, heuristic};
@@ -13,8 +13,10 @@ pub fn run(args: &Dump) -> Result<()> {
     let device = device::open(&args.device)?;
     let target = device.target();
     let caps = target.caps();
+    let gpu = matches!(args.device.device, DeviceName::Cuda(_));
     let case = cases(i64::MAX)
         .into_iter()
+        .chain(bench::rows(gpu).into_iter().map(|(_, c)| c))
         .find(|c| c.to_string().starts_with(&args.row))
         .with_context(|| format!("no row of the table begins with `{}`", args.row))?;
     let g = Graph::new();

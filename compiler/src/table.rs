@@ -228,9 +228,15 @@ impl<'g> Inputs<'g> {
     }
     fn quantised(&mut self, name: &str, dims: &[i64]) -> QuantX<'g> {
         let (leading, k) = (&dims[..dims.len() - 1], dims[dims.len() - 1]);
-        let with = |more: &[i64]| [leading, more].concat();
-        let mut part =
-            |part: &str, t, more: &[i64], fill| self.add(&format!("{name}.{part}"), t, with(more), fill);
+        // As `QuantX::in_tiles` leaves them where there are whole tiles of tokens.
+        let tokens = leading.last().copied().filter(|m| m % QuantX::TILE == 0);
+        let mut part = |part: &str, t, more: &[i64], fill| {
+            let name = format!("{name}.{part}");
+            let Some(m) = tokens else { return self.add(&name, t, [leading, more].concat(), fill) };
+            let outer = &leading[..leading.len() - 1];
+            let tiles = [outer, &[m / QuantX::TILE, more[0], QuantX::TILE], &more[1..]].concat();
+            QuantX::from_tiles(self.add(&name, t, tiles, fill), more.len())
+        };
         QuantX {
             q: part("q", DType::I8, &[k / 32, 32], Fill::Ints(-127, 127)),
             d: part("d", DType::F32, &[k / 32], Fill::Between(0.001, 0.02)),
@@ -310,8 +316,9 @@ pub const SHAPES: [(i64, i64); 8] = [
     (2048, 10240),
 ];
 
-/// Rows that are no multiple of the tile; columns are whole blocks, as files have them.
-pub const ODD: [(i64, i64); 3] = [(1, 256), (19, 768), (35, 1280)];
+/// Rows that are no multiple of the tile, and as many tiles as a tile has rows; columns are whole blocks, as files have
+/// them.
+pub const ODD: [(i64, i64); 4] = [(1, 256), (19, 768), (35, 1280), (256, 256)];
 
 /// Every row. `most_rows` cuts the large matrices short: columns, blocks and odd edges stay.
 pub fn cases(most_rows: i64) -> Vec<Case> {

@@ -153,12 +153,7 @@ impl<'g> Matrix<'g> {
         match self.activations {
             Activations::Int8 if self.planes.format.is_quantised() => {
                 let q = ops::quantize_i8(x);
-                let kept = ops::QuantX {
-                    q: q.q.contiguous(),
-                    d: q.d.contiguous(),
-                    s16: q.s16.contiguous(),
-                    s32: q.s32.contiguous(),
-                };
+                let kept = if x.size(-2) % ops::QuantX::TILE == 0 { q.in_tiles() } else { q.kept() };
                 self.planes.linear_q8(&kept)
             }
             _ => self.of_f32(x),

@@ -94,9 +94,13 @@ fn tile<'g>(g: &'g Graph, store: Ex<'g>, m: Ex<'g>) -> Result<Ex<'g>, Illegal> {
         let Some(factors) = bodies.iter().map(|b| byte_factors(*b)).collect::<Option<Vec<_>>>() else {
             return e;
         };
-        let [lanes] = args[n as usize..] else {
-            refuse("the reduction under the tile must be unrolled but for its inner four");
-            return e;
+        let four = |r: &Ex| r.arg(0).as_int() == Some(4) && matches!(r.op(), Op::Range(_, Kind::Vector));
+        let lanes = match args[n as usize..] {
+            [r] if four(&r) => r,
+            _ => {
+                refuse("the reduction under the tile must be unrolled but for its inner four");
+                return e;
+            }
         };
         let part = |x: Ex<'g>| match (x.op(), x.args().len()) {
             (Op::Load, 2) => affine(x.arg(1), &[m, lanes]).map(|(base, s)| (x.arg(0), base, s)),

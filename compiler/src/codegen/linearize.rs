@@ -328,6 +328,7 @@ impl<'g> Linearizer<'g> {
                 let (dst, mem) = (self.out.reg(n.dtype), self.memory[&e.arg(0).id]);
                 self.push(Inst::Load { dst, mem, index, offset, gate });
                 if self.prefetch > 0
+                    && matches!(mem, Mem::Global(_))
                     && n.dtype.scalar.bytes() == 1
                     && n.dtype.lanes >= 32
                     && self.scopes.len() > 1

@@ -3,6 +3,7 @@
 //! In: a kernel and what the target can do. Out: options that apply to it. On a CPU: rows of weights in the lanes, dot
 //! products by four, the rest of the rows over the grid. On a GPU: a warp shares the blocks of a few rows.
 
+use super::keep::interleaved;
 use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
 use crate::dtype::DType;
@@ -22,7 +23,8 @@ const BLOCK: i64 = 256;
 
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
-    for stage in 0..kernel.stages.len() {
+    let kept = p.keep_weights();
+    for stage in kept..p.s.kernel.stages.len() {
         if caps.lanes > 1 { p.gpu_stage(stage) } else { p.cpu_stage(stage) }
     }
     p.spread();
@@ -74,11 +76,32 @@ impl<'g> Proposal<'g, '_> {
         products.collect()
     }
 
+    /// Unpacks weights once for all tiles of tokens, and long before a tile loads them: bytes that are still on their way
+    /// to memory would hold it up. Gives the number of stages that this takes.
+    fn keep_weights(&mut self) -> usize {
+        let single = self.s.kernel.stages.len() == 1;
+        let [(_, weights)] = self.byte_axes(0)[..] else { return 0 };
+        let tokens = self.token_axis(0, &[weights]).filter(|(_, a)| single && self.caps.tile && by_tiles(a));
+        let Some((m, _)) = tokens else { return 0 };
+        if !self.put(Action::Keep, m, 0) {
+            return 0;
+        }
+        let kept = self.s.kernel.stages.len() - 1;
+        for stage in 0..kept {
+            if let [.., (fours, _), (side, _)] = self.serial(stage, |r| r == Role::Out(stage))[..] {
+                self.put(Action::Unroll, fours, 0);
+                self.put(Action::Vector, side, self.caps.vector_bytes as usize);
+                self.put(Action::Unroll, side, 0);
+            }
+        }
+        kept
+    }
+
     fn cpu_stage(&mut self, stage: usize) {
         let wide = (self.caps.vector_bytes / 4) as usize;
         let products = if self.caps.dot4 { self.byte_axes(stage) } else { vec![] };
         let all_interleaved =
-            |a: &Axis| !products.is_empty() && products.iter().all(|(_, w)| interleaved(*w, a));
+            |a: &Axis| !products.is_empty() && products.iter().all(|(_, w)| interleaved(*w, a.range));
         if let Some((r, _)) = self.outs(stage).into_iter().find(|(_, a)| all_interleaved(a)) {
             let weights: Vec<Ex> = products.iter().map(|(_, w)| *w).collect();
             for (k, _) in products {
@@ -114,18 +137,37 @@ impl<'g> Proposal<'g, '_> {
     /// Tokens share the weights that one reads: in tiles where there is a unit for them, in registers otherwise. What is
     /// left of them runs inside the rows, so that the rows' weights are still cached.
     fn tokens(&mut self, stage: usize, weights: &[Ex<'g>]) {
-        let outs = self.outs(stage);
-        let shared = |a: &Axis| !weights.iter().any(|w| reads(*w, a.range));
-        let Some(&(m, a)) = outs.iter().find(|(_, a)| shared(a)) else { return };
-        let tiles = a.extent().is_some_and(|e| e % 16 == 0);
-        if !(tiles && self.put(Action::Tile, m, 16)) {
-            self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4) as usize));
+        let Some((m, a)) = self.token_axis(stage, weights) else { return };
+        if by_tiles(&a) && self.put(Action::Tile, m, 16) {
+            // Two products at a time: one is scaled while the other is on its way.
+            if let Some((k, _)) =
+                self.reduces(stage).pop().filter(|(_, a)| a.extent().is_some_and(|e| e % 2 == 0))
+            {
+                self.put(Action::Unroll, k, 2);
+            }
+        } else {
+            let most = self.register_tokens(stage);
+            self.put(Action::Upcast, m, a.extent().map_or(most, |e| e.min(most)) as usize);
         }
-        if self.s.axes[m].kind() == Kind::Serial
-            && let Some(&(rows, _)) = outs.iter().rfind(|(i, _)| *i != m)
-        {
-            self.put(Action::Swap, m, rows);
+        let (rows, rest): (Vec<_>, Vec<_>) =
+            self.outs(stage).into_iter().partition(|(_, a)| weights.iter().any(|w| reads(*w, a.range)));
+        if let (Some((first, _)), Some((row, _))) = (rest.first(), rows.last()) {
+            self.put(Action::Swap, *first, *row);
         }
+    }
+
+    /// Tokens whose sums stay in registers beside a block of unpacked weights: a processor with wide vectors has 32 of
+    /// them, and formats with minima or factors of groups take several for each token.
+    fn register_tokens(&self, stage: usize) -> i64 {
+        let float_sum = |e: &Ex| matches!(e.op(), Op::Fold(..)) && e.dtype() == DType::F32;
+        let sums = topo(&[self.s.kernel.stages[stage].store]).into_iter().filter(float_sum).count();
+        if self.caps.vector_bytes == 64 && sums == 1 { 8 } else { 4 }
+    }
+
+    /// An output axis that the weights do not depend on, by preference one of whole tiles.
+    fn token_axis(&self, stage: usize, weights: &[Ex<'g>]) -> Option<(usize, Axis<'g>)> {
+        let outs = self.outs(stage).into_iter().filter(|(_, a)| !weights.iter().any(|w| reads(*w, a.range)));
+        outs.min_by_key(|(_, a)| !by_tiles(a))
     }
 
     fn unroll_small(&mut self, stage: usize, most: i64) {
@@ -178,6 +220,11 @@ impl<'g> Proposal<'g, '_> {
     }
 }
 
+/// Does the axis divide into the rows of tiles?
+fn by_tiles(a: &Axis) -> bool {
+    a.extent().is_some_and(|e| e % 16 == 0)
+}
+
 fn reads(e: Ex, range: Ex) -> bool {
     topo(&[e]).contains(&range)
 }
@@ -194,12 +241,6 @@ fn wide_numbers(store: Ex) -> bool {
         }
     }
     store.dtype() == DType::INDEX
-}
-
-/// Are the weights' rows interleaved by fours along this axis?
-fn interleaved(weights: Ex, axis: &Axis) -> bool {
-    let by_four = |e: &Ex| affine(e.arg(1), &[axis.range]).is_some_and(|(_, s)| s[0] == 4);
-    axis.extent() == Some(16) && topo(&[weights]).iter().any(|e| e.op() == Op::Load && by_four(e))
 }
 
 /// Do the weights lie where a table says, by this range?

@@ -5,6 +5,7 @@
 //! the order of a sum.
 
 pub mod heuristic;
+mod keep;
 pub mod search;
 
 use crate::codegen::Caps;
@@ -45,6 +46,9 @@ pub enum Action {
     Dot4,
     /// An output axis by 16 and the reduction below it: AMX. Goes with `Dot4` and `Vector(16)` on the columns.
     Tile,
+    /// Weights of byte products that this output axis shares are unpacked once, into local memory. Comes first; the axes
+    /// are numbered anew.
+    Keep,
     /// Exchanges the axis with axis `n` of the same kind: loop order.
     Swap,
     /// Fetches what the inner loop reads `n`·64 bytes ahead; `axis` is not used.
@@ -52,9 +56,9 @@ pub enum Action {
 }
 
 impl Action {
-    pub const ALL: [Action; 12] = {
+    pub const ALL: [Action; 13] = {
         use Action::*;
-        [Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Swap, Prefetch]
+        [Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Keep, Swap, Prefetch]
     };
     pub fn on(self, axis: usize, n: usize) -> Opt {
         Opt { action: self, axis: axis as u8, n: n as u16 }
@@ -160,14 +164,14 @@ impl<'g> Scheduled<'g> {
     }
 
     fn plain(kernel: Kernel<'g>) -> Scheduled<'g> {
-        let mut axes: Vec<Axis> = kernel.rows.iter().map(|&range| Axis { range, role: Role::Row }).collect();
-        for (s, stage) in kernel.stages.iter().enumerate() {
-            axes.extend(stage.outs.iter().map(|&range| Axis { range, role: Role::Out(s) }));
-            axes.extend(
-                reductions(stage.store).into_iter().map(|range| Axis { range, role: Role::Reduce(s) }),
-            );
+        Scheduled {
+            args: kernel.buffers(),
+            axes: keep::axes(&kernel),
+            kernel,
+            prefetch: 0,
+            tile: None,
+            fours: vec![],
         }
-        Scheduled { args: kernel.buffers(), kernel, axes, prefetch: 0, tile: None, fours: vec![] }
     }
 
     pub fn apply_all(mut self, opts: &[Opt], caps: &Caps) -> Result<Scheduled<'g>, Illegal> {
@@ -247,6 +251,8 @@ impl<'g> Scheduled<'g> {
                     self.tile = Some(self.axes[opt.axis as usize].range);
                 }
             }
+            Action::Keep if reduce || threads => refuse!("{opt}: wants an output axis, and a CPU"),
+            Action::Keep => self.keep(opt.axis as usize)?,
             Action::Swap => {
                 let (a, b) = (opt.axis as usize, opt.n as usize);
                 let Some(other) = self.axes.get(b) else { refuse!("{opt}: no such axis") };

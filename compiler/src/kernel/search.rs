@@ -33,6 +33,7 @@ pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
                 offer(Action::Local, &[2, 4, 8, 16, 32, 64]);
                 offer(Action::Grid, &[0]);
                 offer(Action::Tile, &[16]);
+                offer(Action::Keep, &[0]);
             }
         }
         offer(Action::Vector, &[4, 8, 16]);

@@ -98,6 +98,46 @@ fn loops() {
     }
 }
 
+/// Rows of the last products are read where they lie, those of earlier ones were brought to registers in time.
+#[test]
+fn rows_of_tiles_converted() {
+    let mut rng = Rng::new(4);
+    for target in targets().into_iter().filter(|t| t.caps().tile) {
+        let mut p = program("linear rows grid 2 threads 1\n");
+        p.buffers = vec![(DType::I8, false), (DType::U8, false), (DType::F32, true)];
+        let grid = p.op(DType::I64, Op::Grid, &[]);
+        let size = p.op(DType::I64, Op::Const(Bits::int(4 * 256)), &[]);
+        let index = p.op(DType::I64, Op::Binary(Binary::Mul), &[grid, size]);
+        let mut rows = vec![];
+        for n in 0..4 {
+            let load = |p: &mut Linear, i: i64| {
+                let (dst, offset) = (p.reg(Scalar::U8.vec(64)), 64 * (n + i));
+                p.code.push(Inst::Load { dst, mem: Mem::Global(1), index: grid, offset, gate: None });
+                dst
+            };
+            let b: Vec<Reg> = (0..8).map(|i| load(&mut p, i)).collect();
+            let dst: Vec<Reg> = (0..16).map(|_| p.reg(Scalar::I32.vec(16))).collect();
+            rows.extend(dst.clone());
+            p.code.push(Inst::TileDot {
+                dst,
+                mem: Mem::Global(0),
+                index: grid,
+                offset: 5 * n,
+                stride: 70,
+                b,
+            });
+        }
+        let floats: Vec<Reg> = rows.iter().map(|r| p.op(Scalar::F32.vec(16), Op::Cast, &[*r])).collect();
+        for (i, value) in floats.into_iter().enumerate() {
+            let (mem, offset) = (Mem::Global(2), 16 * i as i64);
+            p.code.push(Inst::Store { mem, index, offset, value, gate: None });
+        }
+        let mut bytes = |n: usize| (0..n).map(|_| rng.bits() as u8).collect::<Vec<u8>>();
+        let buffers = [bytes(1300), bytes(12 * 64), vec![0; 2 * 4 * 256 * 4]];
+        check(&target, &p, &buffers, &[]);
+    }
+}
+
 /// Tile products of bytes and of bf16, of three heights and of four, with B kept and B changed.
 #[test]
 fn tiles() {

@@ -266,7 +266,7 @@ impl<'a> Lower<'a> {
                 let v = self.reg(*src);
                 self.set(*dst, v);
             }
-            Inst::TileDot { dst, b, stride, .. } => self.tile_dot(inst, dst, b, *stride),
+            Inst::TileDot { dst, b, stride, .. } => self.tile_dot(i, inst, dst, b, *stride),
         }
     }
 }

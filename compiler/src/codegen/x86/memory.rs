@@ -6,6 +6,7 @@
 use super::asm::Cond;
 use super::lower::{Lower, lane_mask};
 use super::mach::{Address, Arg, Base, Size};
+use super::plan::Place;
 use crate::dtype::{DType, Scalar};
 use crate::linear::{Inst, Mem, Reg};
 use iced_x86::Mnemonic as M;
@@ -18,6 +19,10 @@ impl Lower<'_> {
     /// Address of a memory instruction, `bytes` wide.
     pub fn address(&mut self, inst: &Inst, bytes: usize) -> Address {
         let place = self.plan.place(inst).expect("a memory instruction");
+        self.place_address(place, bytes)
+    }
+
+    pub fn place_address(&mut self, place: Place, bytes: usize) -> Address {
         let (base, offset) = self.buffer(place.mem);
         let index = place.index.map(|(r, scale)| (self.reg(r), scale));
         let disp = place.disp.wrapping_add(offset);
@@ -38,6 +43,11 @@ impl Lower<'_> {
     pub fn folded_address(&mut self, at: usize) -> Option<(usize, Address)> {
         let f = self.plan.folded[at]?;
         let inst = &self.p.code[f.load];
+        if let Inst::TileDot { dst, .. } = inst {
+            let read = self.p.code[at].uses()[f.arg];
+            let row = dst.iter().position(|r| *r == read).expect("a row of this product");
+            return Some((f.arg, self.tile_row(f.load, row)));
+        }
         let t = self.p.dtype(inst.defs()[0]);
         let a = self.address(inst, t.bytes());
         Some((f.arg, Address { broadcast: f.broadcast, ..a }))

@@ -12,7 +12,7 @@ use crate::scalar::Binary;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Folded {
     pub arg: usize,
-    /// Index of the load.
+    /// Index of the load, or of the tile product whose row it is.
     pub load: usize,
     /// The load is one element, repeated to all lanes.
     pub broadcast: bool,
@@ -25,6 +25,9 @@ pub struct Place {
     pub index: Option<(Reg, u8)>,
     pub disp: i64,
 }
+
+/// Results of tile products that lie on the stack at a time.
+pub const RESULTS: usize = 2;
 
 pub struct Plan<'a> {
     p: &'a Linear,
@@ -42,6 +45,10 @@ pub struct Plan<'a> {
     pub absorbed: Vec<bool>,
     /// Whether something reads more than the low bits of a scalar, so that they must be extended.
     pub extended: Vec<bool>,
+    /// Whether something reads a register, rather than memory that it stands for.
+    pub needed: Vec<bool>,
+    /// Tile products before each instruction.
+    pub tiles: Vec<usize>,
     /// Most vector values alive at once.
     pub pressure: usize,
 }
@@ -60,13 +67,17 @@ impl<'a> Plan<'a> {
             folded: vec![None; n],
             absorbed: vec![false; n],
             extended: vec![false; p.regs.len()],
+            needed: vec![false; p.regs.len()],
+            tiles: Vec::with_capacity(n),
             pressure: 0,
         };
-        let (mut block, mut span) = (0, 0);
+        let (mut block, mut span, mut tiles) = (0, 0, 0);
         for (i, inst) in p.code.iter().enumerate() {
             plan.block.push(block);
             plan.span.push(span);
+            plan.tiles.push(tiles);
             match inst {
+                Inst::TileDot { .. } => tiles += 1,
                 Inst::Loop { .. } | Inst::End { .. } => (block, span) = (block + 1, span + 1),
                 Inst::Store { .. } | Inst::Barrier => span += 1,
                 _ => {}
@@ -110,11 +121,10 @@ impl<'a> Plan<'a> {
 
     /// Walks from the last instruction to the first and decides merges and what is dead.
     fn merge(&mut self) {
-        let mut needed = vec![false; self.p.regs.len()];
         for i in (0..self.p.code.len()).rev() {
             let inst = &self.p.code[i];
             let pure = matches!(inst, Inst::Op { .. } | Inst::Load { .. } | Inst::Gather { .. });
-            if self.absorbed[i] || (pure && !inst.defs().iter().any(|r| needed[r.0 as usize])) {
+            if self.absorbed[i] || (pure && !inst.defs().iter().any(|r| self.needed[r.0 as usize])) {
                 self.emitted[i] = false;
                 continue;
             }
@@ -122,11 +132,19 @@ impl<'a> Plan<'a> {
             let mut need: Vec<Reg> = inst.uses();
             if let Some(place) = self.place(inst) {
                 need.remove(0);
-                need.extend(place.index.map(|x| x.0));
+                need.splice(0..0, place.index.map(|x| x.0));
             }
             if let Some(f) = self.folded[i] {
                 need.remove(f.arg);
-                let place = self.place(&self.p.code[f.load]).expect("a load has a place");
+                if let load @ Inst::Load { .. } = &self.p.code[f.load] {
+                    let place = self.place(load).expect("a load has a place");
+                    need.extend(place.index.map(|x| x.0));
+                }
+            }
+            if let Inst::TileDot { b, .. } = inst
+                && let Some(place) = self.tile_place(i, b)
+            {
+                need.truncate(need.len() - b.len());
                 need.extend(place.index.map(|x| x.0));
             }
             if let Inst::Op { op: Op::Binary(b), args, .. } = inst
@@ -139,7 +157,7 @@ impl<'a> Plan<'a> {
                 need.retain(|x| *x != r);
                 need.extend(self.def_of(r).uses());
             }
-            need.iter().for_each(|r| needed[r.0 as usize] = true);
+            need.iter().for_each(|r| self.needed[r.0 as usize] = true);
         }
     }
 
@@ -157,6 +175,26 @@ impl<'a> Plan<'a> {
         let i = self.def[r.0 as usize];
         let plain = matches!(self.p.code[i], Inst::Load { gate: None, .. });
         (plain && self.p.dtype(r).scalar != Scalar::Bool && self.only_use_in(r, &self.span, at)).then_some(i)
+    }
+
+    /// Where instruction `at` finds the rows of its B tile, if loads of one place after the other are all that `b` is.
+    pub fn tile_place(&self, at: usize, b: &[Reg]) -> Option<Place> {
+        let place = |r: &Reg| {
+            let i = self.def[r.0 as usize];
+            let plain = matches!(self.p.code[i], Inst::Load { gate: None, .. });
+            (plain && self.span[i] == self.span[at]).then(|| self.place(&self.p.code[i])).flatten()
+        };
+        let first = place(&b[0])?;
+        let follows = |(i, r)| place(r) == Some(Place { disp: first.disp + 64 * i as i64, ..first });
+        b.iter().enumerate().all(follows).then_some(first)
+    }
+
+    /// The tile product whose row `r` is, when it still lies on the stack at instruction `at`.
+    fn tile_row(&self, r: Reg, at: usize) -> Option<usize> {
+        let i = self.def[r.0 as usize];
+        let there =
+            matches!(self.p.code[i], Inst::TileDot { .. }) && self.tiles[at] <= self.tiles[i] + RESULTS;
+        (there && self.only_use_in(r, &self.block, at)).then_some(i)
     }
 
     fn fold(&self, at: usize) -> Option<Folded> {
@@ -192,6 +230,9 @@ impl<'a> Plan<'a> {
                     || s.scalar == Scalar::I32 && t.scalar == Scalar::F32
                     || matches!(s.scalar, Scalar::F16 | Scalar::BF16) && t.scalar == Scalar::F32;
                 let half = !s.scalar.is_int();
+                if let Some(load) = self.tile_row(args[0], at).filter(|_| widens) {
+                    return Some(Folded { arg: 0, load, broadcast: false });
+                }
                 (widens && (s.lanes > 1 && t.bytes() >= 16 || s.lanes == 1 && half))
                     .then(|| direct(0))
                     .flatten()
@@ -356,6 +397,7 @@ impl<'a> Plan<'a> {
             if vector
                 && def < n
                 && self.emitted[def]
+                && self.needed[r]
                 && self.constant(Reg(r as u32)).is_none()
                 && last[r] > def
             {

@@ -1,6 +1,11 @@
 //! What the inner loops look like.
 
 use super::*;
+use crate::graph::Graph;
+use crate::kernel::{heuristic, show};
+use crate::pipeline;
+use crate::quant::{Format, Layout};
+use crate::table::Case;
 use crate::text::linear::parse;
 
 const VNNI: Features = Features { avx512: true, vnni: true, avx_vnni: false, amx: false };
@@ -177,4 +182,27 @@ fn dot_of_small_bytes_without_vnni() {
       cmp rax, rsi
       jl L2
     ");
+}
+
+/// A product of 32 tokens: weights are unpacked in one loop, tiles of them loaded straight from memory in another, and
+/// rows of the result converted where they lie.
+#[test]
+fn tiles_of_kept_weights() {
+    let target = X86::new(Features { amx: true, ..VNNI });
+    let g = Graph::new();
+    let case = Case::linear(Format::by_name("Q4_0").unwrap(), 64, 256, 32);
+    let built = case.build(&g, Layout::Interleaved16);
+    let program = pipeline::schedule(&g, &built.outputs);
+    let [kernel] = &program.kernels[..] else { panic!("one kernel") };
+    let opts = heuristic::propose(kernel, &target.caps());
+    let want = "keep(0,0) unroll(2,0) vector(3,64) dot4(7,0) unroll(7,0) vector(5,16) tile(4,16) unroll(6,2) prefetch(0,64) grid(0,0)";
+    assert_eq!(show(&opts), want);
+    let linear = pipeline::compile(kernel, &opts, &target.caps()).unwrap();
+    let listing = target.disassemble(&target.emit(&linear));
+    let products = listing.split("L").find(|block| block.contains("tdpbsud")).unwrap();
+    let count = |what: &str| products.matches(what).count();
+    assert_eq!([count("tdpbsud"), count("tileloadd"), count("tilestored")], [2, 4, 2], "{listing}");
+    let from_memory = products.lines().filter(|l| l.contains("vcvtdq2ps") && l.contains("[rsp")).count();
+    assert_eq!([count("vcvtdq2ps"), from_memory], [32, 32], "{listing}");
+    assert_eq!([count("vmovups"), count("vpandd")], [0, 0], "{listing}");
 }

@@ -1,10 +1,13 @@
 //! Tile products on AMX. Tile 0 holds the result; every height of B in the program has a tile for A and one for B, up to
 //! three heights, else the tiles are configured anew for each product.
 //!
-//! B's vectors go through the stack into their tile, which is kept while the block's next products name the same ones.
+//! B comes from memory where its vectors are loads of one place after the other, else they go through the stack; its tile
+//! is kept while the block's next products name the same vectors. The results lie on the stack, the last few of them, so
+//! that a conversion can read its row from there.
 
 use super::lower::Lower;
 use super::mach::{Address, Arg, Base, Size};
+use super::plan::RESULTS;
 use crate::dtype::Scalar;
 use crate::linear::{Inst, Reg};
 use iced_x86::Mnemonic as M;
@@ -12,6 +15,7 @@ use iced_x86::Mnemonic as M;
 /// Cells of the stack where B and the result pass through; the first four belong to other sequences.
 const B_CELL: usize = 4;
 const RESULT_CELL: usize = B_CELL + 16;
+const ROWS: usize = 16;
 
 /// Besides the result there are seven tiles.
 const TILE_PAIRS: usize = 3;
@@ -67,7 +71,13 @@ impl Lower<'_> {
         }
     }
 
-    pub fn tile_dot(&mut self, inst: &Inst, dst: &[Reg], b: &[Reg], stride: i64) {
+    /// Row `row` of the result of instruction `at`.
+    pub fn tile_row(&mut self, at: usize, row: usize) -> Address {
+        let result = self.plan.tiles[at] % RESULTS;
+        self.cell(RESULT_CELL + ROWS * result + row, 64)
+    }
+
+    pub fn tile_dot(&mut self, number: usize, inst: &Inst, dst: &[Reg], b: &[Reg], stride: i64) {
         let heights = self.tile_heights();
         let at = match heights.len() {
             ..=TILE_PAIRS => heights.iter().position(|h| *h == b.len()).expect("configured at entry"),
@@ -82,13 +92,21 @@ impl Lower<'_> {
         let row = self.imm(64);
         let rows = |a: Address| Arg::Mem(Address { index: Some((row, 1)), ..a.with_bytes(0) });
         if self.tiles.get(&b.len()).is_none_or(|held| held != b) {
-            for (i, r) in b.iter().enumerate() {
-                let v = self.reg(*r);
-                let cell = self.cell(B_CELL + i, 64);
-                self.op(M::Vmovups, &[Arg::Mem(cell), Arg::Use(v, Size::Z)]);
-            }
-            let cell = self.cell(B_CELL, 0);
-            self.op(M::Tileloadd, &[b_tile, rows(cell)]);
+            let from = match self.plan.tile_place(number, b) {
+                Some(place) => {
+                    let a = self.place_address(place, 0);
+                    if a.index.is_some() { Address::new(Base::Reg(self.lea(a)), 0, 0) } else { a }
+                }
+                None => {
+                    for (i, r) in b.iter().enumerate() {
+                        let v = self.reg(*r);
+                        let cell = self.cell(B_CELL + i, 64);
+                        self.op(M::Vmovups, &[Arg::Mem(cell), Arg::Use(v, Size::Z)]);
+                    }
+                    self.cell(B_CELL, 0)
+                }
+            };
+            self.op(M::Tileloadd, &[b_tile, rows(from)]);
             self.tiles.insert(b.len(), b.to_vec());
         }
         let bytes = self.p.dtype(b[0]).scalar == Scalar::U8;
@@ -99,13 +117,15 @@ impl Lower<'_> {
         self.op(M::Tileloadd, &[a_tile, Arg::Mem(a)]);
         self.op(M::Tilezero, &[result]);
         self.op(if bytes { M::Tdpbsud } else { M::Tdpbf16ps }, &[result, a_tile, b_tile]);
-        self.cell(RESULT_CELL + 15, 64);
-        let cell = self.cell(RESULT_CELL, 0);
+        self.tile_row(number, ROWS - 1);
+        let cell = self.tile_row(number, 0);
         self.op(M::Tilestored, &[rows(cell), result]);
         for (i, r) in dst.iter().enumerate() {
-            let cell = self.cell(RESULT_CELL + i, 64);
-            let v = self.load_vector(64, cell);
-            self.set(*r, v);
+            if self.plan.needed[r.0 as usize] {
+                let cell = self.tile_row(number, i);
+                let v = self.load_vector(64, cell);
+                self.set(*r, v);
+            }
         }
     }
 }
