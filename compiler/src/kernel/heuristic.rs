@@ -128,10 +128,24 @@ impl<'g> Proposal<'g, '_> {
                 best = Some((score, i));
             }
         }
-        if let Some((_, i)) = best {
-            self.put(Action::Vector, i, wide);
+        match best {
+            Some((_, i)) => drop(self.put(Action::Vector, i, wide)),
+            None if store.dtype().bytes() == 1 => self.move_bytes(stage, store),
+            None => {}
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// Bytes that change places, as when weights are laid out: a few neighbours at a time, and several of those.
+    fn move_bytes(&mut self, stage: usize, store: Ex<'g>) {
+        let few = |a: &Axis| matches!(a.extent(), Some(4 | 8));
+        let outs = self.outs(stage);
+        let Some(&(i, a)) = outs.iter().rfind(|(_, a)| few(a) && lane_score(store, a) > 0) else { return };
+        if self.put(Action::Vector, i, a.extent().unwrap_or(4) as usize)
+            && let Some(&(rows, _)) = outs.iter().rfind(|(_, a)| a.extent() == Some(16))
+        {
+            self.put(Action::Upcast, rows, 0);
+        }
     }
 
     /// Tokens share the weights that one reads: in tiles where there is a unit for them, in registers otherwise. What is
