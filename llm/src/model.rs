@@ -18,7 +18,7 @@ use runtime::buffer::{Buffer, Slice};
 use runtime::check::layout;
 use runtime::device::{self, Device, Prepared};
 use runtime::plan::Plan;
-use runtime::step::{Library, Module, by_heuristic};
+use runtime::step::{Compiled, Library, Module, by_heuristic};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -356,7 +356,23 @@ impl Model {
         Ok(self.device.run(prepared, &values)?)
     }
 
-    fn plan(&mut self, part: Part, rows: i64) -> Result<Prepared, Error> {
+    /// The kernels from `tokens` tokens to logits, each with how often it is launched.
+    pub fn kernels(&mut self, tokens: usize) -> Result<Vec<(Compiled, usize)>, Error> {
+        let rows = self.rows_for(tokens) as i64;
+        let mut out: Vec<(Compiled, usize)> = vec![];
+        for part in [Part::Trunk, Part::Head] {
+            let modules = self.modules(part, rows)?;
+            for kernel in modules.iter().flat_map(|(m, _)| m.kernels()) {
+                match out.iter_mut().find(|(k, _)| Arc::ptr_eq(&k.text, &kernel.text)) {
+                    Some((_, times)) => *times += 1,
+                    None => out.push((kernel.clone(), 1)),
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn modules(&mut self, part: Part, rows: i64) -> Result<Modules, Error> {
         let mut library = std::mem::take(&mut self.library);
         let mut p = Planner { model: self, library: &mut library, modules: vec![] };
         match part {
@@ -367,6 +383,11 @@ impl Model {
         }
         let modules = p.modules;
         self.library = library;
+        Ok(modules)
+    }
+
+    fn plan(&mut self, part: Part, rows: i64) -> Result<Prepared, Error> {
+        let modules = self.modules(part, rows)?;
         let mut plan = Plan::new(["pos", "blocks", "row"]);
         let scratch = modules.iter().map(|(m, _)| m.scratch()).max().unwrap_or(0);
         if scratch > self.scratch.len() {
@@ -379,11 +400,13 @@ impl Model {
     }
 }
 
-/// Collects what a plan is made of.
+/// What a plan is made of, each module with the memory of its buffers.
+type Modules = Vec<(Arc<Module>, HashMap<u32, Slice>)>;
+
 struct Planner<'m> {
     model: &'m Model,
     library: &'m mut Library,
-    modules: Vec<(Arc<Module>, HashMap<u32, Slice>)>,
+    modules: Modules,
 }
 
 impl<'m> Planner<'m> {
