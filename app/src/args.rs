@@ -230,6 +230,9 @@ pub struct ModelArgs {
     /// How products of block-quantised weights are computed; f32 is exact, int8 the default where the device has it
     #[arg(long, value_enum)]
     pub activations: Option<ActivationsName>,
+    /// First print what runs for one token to standard error: schedule, kernel, linear, asm; several with commas
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    pub dump: Vec<DumpWhat>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

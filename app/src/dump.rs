@@ -1,4 +1,4 @@
-//! `glimmer dump`: one row of the kernel table or of the benchmark at every level, down to machine code.
+//! Kernels for people, down to machine code: `glimmer dump` shows a row of the kernel table, `--dump` those of a model.
 
 use crate::args::{DeviceName, Dump, DumpWhat};
 use crate::{bench, device};
@@ -7,6 +7,7 @@ use compiler::graph::Graph;
 use compiler::kernel::{self, heuristic};
 use compiler::pipeline;
 use compiler::table::cases;
+use llm::model::Model;
 use runtime::check::layout;
 
 pub fn run(args: &Dump) -> Result<()> {
@@ -42,6 +43,28 @@ pub fn run(args: &Dump) -> Result<()> {
         }
         if wants(DumpWhat::Asm) {
             println!("{}", target.disassemble(&target.emit(&linear)));
+        }
+    }
+    Ok(())
+}
+
+/// Each kernel that runs when the model reads one token, to standard error.
+pub fn model(model: &mut Model, show: &[DumpWhat]) -> Result<()> {
+    for (k, times) in model.kernels(1)? {
+        eprintln!("--- {times} x {}", k.program.name());
+        let wants = |w| show.contains(&w);
+        if wants(DumpWhat::Schedule) {
+            eprintln!("{}", kernel::show(&k.schedule));
+        }
+        if wants(DumpWhat::Kernel) {
+            eprintln!("{}", k.text);
+        }
+        if wants(DumpWhat::Linear) {
+            eprintln!("{}", k.program.linear());
+        }
+        if wants(DumpWhat::Asm) {
+            let target = model.device().target();
+            eprintln!("{}", target.disassemble(&target.emit(k.program.linear())));
         }
     }
     Ok(())

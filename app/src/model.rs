@@ -1,7 +1,7 @@
 //! The model that the command line names.
 
 use crate::args::ModelArgs;
-use crate::{device, names};
+use crate::{device, dump, names};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use llm::gguf::Gguf;
@@ -42,7 +42,7 @@ pub fn load(args: &ModelArgs, context: usize, drafts: bool) -> Result<Model> {
     on_device(args, open(args.model.as_deref())?, Some(context), drafts)
 }
 
-/// Puts a model on the device that the flags name, with a bar on a terminal.
+/// Puts a model on the device that the flags name, with a bar on a terminal, and shows its kernels if asked to.
 pub fn on_device(args: &ModelArgs, file: Gguf, context: Option<usize>, drafts: bool) -> Result<Model> {
     let device = Arc::from(device::open(&args.device)?);
     let options = Options { context, activations: args.activations.map(Into::into), drafts };
@@ -56,7 +56,11 @@ pub fn on_device(args: &ModelArgs, file: Gguf, context: Option<usize>, drafts: b
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    Ok(model?)
+    let mut model = model?;
+    if !args.dump.is_empty() {
+        dump::model(&mut model, &args.dump)?;
+    }
+    Ok(model)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::attention::{Attention, KV_BLOCK};
 use crate::block::Block;
 use crate::config::{self, Config};
 use crate::gguf::{Gguf, TensorInfo};
-use crate::planner::{Drafting, Embedding, Head, Planner};
+use crate::planner::{Drafting, Embedding, Head, Modules, Planner};
 use crate::weights::{self, Activations, Inputs, Loader, Source};
 use compiler::graph::Graph;
 use compiler::quant::Layout;
@@ -16,7 +16,7 @@ use runtime::buffer::{Buffer, Slice};
 use runtime::check::layout;
 use runtime::device::{self, Device, Prepared};
 use runtime::plan::Plan;
-use runtime::step::Library;
+use runtime::step::{Compiled, Library};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -306,7 +306,23 @@ impl Model {
         Ok(self.device.run(prepared, &values)?)
     }
 
-    fn plan(&mut self, part: Part, rows: i64) -> Result<Prepared, Error> {
+    /// The kernels from `tokens` tokens to logits, each with how often it is launched.
+    pub fn kernels(&mut self, tokens: usize) -> Result<Vec<(Compiled, usize)>, Error> {
+        let rows = self.rows_for(tokens) as i64;
+        let mut out: Vec<(Compiled, usize)> = vec![];
+        for part in [Part::Trunk, Part::Head] {
+            let modules = self.modules(part, rows)?;
+            for kernel in modules.iter().flat_map(|(m, _)| m.kernels()) {
+                match out.iter_mut().find(|(k, _)| Arc::ptr_eq(&k.text, &kernel.text)) {
+                    Some((_, times)) => *times += 1,
+                    None => out.push((kernel.clone(), 1)),
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn modules(&mut self, part: Part, rows: i64) -> Result<Modules, Error> {
         let mut library = std::mem::take(&mut self.library);
         let mut p = Planner { model: self, library: &mut library, modules: vec![] };
         match part {
@@ -317,6 +333,11 @@ impl Model {
         }
         let modules = p.modules;
         self.library = library;
+        Ok(modules)
+    }
+
+    fn plan(&mut self, part: Part, rows: i64) -> Result<Prepared, Error> {
+        let modules = self.modules(part, rows)?;
         let mut plan = Plan::new(["pos", "blocks", "row"]);
         let scratch = modules.iter().map(|(m, _)| m.scratch()).max().unwrap_or(0);
         if scratch > self.scratch.len() {

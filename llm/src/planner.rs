@@ -17,11 +17,13 @@ use runtime::step::{Library, Module, by_heuristic};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Collects what a plan is made of.
+/// What a plan is made of, each module with the memory of its buffers.
+pub type Modules = Vec<(Arc<Module>, HashMap<u32, Slice>)>;
+
 pub struct Planner<'m> {
     pub model: &'m Model,
     pub library: &'m mut Library,
-    pub modules: Vec<(Arc<Module>, HashMap<u32, Slice>)>,
+    pub modules: Modules,
 }
 
 impl<'m> Planner<'m> {

@@ -14,6 +14,7 @@ use compiler::schedule::{self, Kernel, buffer_bytes};
 use compiler::tensor::Tensor;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 pub struct Step {
     prepared: Prepared,
@@ -26,6 +27,8 @@ pub struct Step {
 pub struct Compiled {
     pub program: Program,
     pub schedule: Vec<Opt>,
+    /// The kernel for people, before its schedule; one allocation for all that share the program.
+    pub text: Arc<str>,
 }
 
 /// Chooses the heuristic's schedule for every kernel.
@@ -59,7 +62,8 @@ impl Library {
             return Ok(known.clone());
         }
         let schedule = choose(kernel);
-        let compiled = Compiled { program: load(device, kernel, &schedule)?, schedule };
+        let program = load(device, kernel, &schedule)?;
+        let compiled = Compiled { program, schedule, text: kernel.to_string().into() };
         self.0.insert(key, compiled.clone());
         Ok(compiled)
     }
@@ -175,7 +179,7 @@ impl Step {
             });
         }
         plan.push(&program, args)?;
-        let kernels = vec![Compiled { program, schedule: opts.to_vec() }];
+        let kernels = vec![Compiled { program, schedule: opts.to_vec(), text: kernel.to_string().into() }];
         Ok(Step { prepared: device.prepare(plan)?, outputs: vec![], kernels })
     }
 

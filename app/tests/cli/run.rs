@@ -99,3 +99,24 @@ fn a_broken_pipe_ends_quietly() {
     assert!(!output.status.success(), "it should not have gone on");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
+
+#[test]
+fn kernels_are_shown_beside_the_answer() {
+    let place = Place::new();
+    let answer = |more: &[&str]| {
+        let base = ["run", "-p", STORY, "--temp", "0", "--no-think", "-n", "1"];
+        place.glimmer(&[&base, more].concat()).ok()
+    };
+    let (plain, shown) = (answer(&[]), answer(&["--dump", "schedule,kernel"]));
+    assert_eq!(shown.out, plain.out);
+    let kernels: Vec<&str> = shown.err.split("--- ").skip(1).collect();
+    assert!(kernels.len() > 5 && plain.err.lines().count() < 5, "{shown:?}");
+    assert!(kernels.iter().any(|k| !k.starts_with("1 x ")), "layers share kernels: {shown:?}");
+    assert!(kernels.iter().any(|k| k.lines().nth(1).unwrap().contains("vector(")), "{shown:?}");
+    let code = answer(&["--dump", "linear,asm"]);
+    assert!(
+        code.out == plain.out && code.err.contains("\nlinear ") && code.err.contains("\n  ret\n"),
+        "{code:?}"
+    );
+    place.glimmer(&["run", "-p", STORY, "--dump", "x"]).ends(2, &["--dump", "schedule"]);
+}

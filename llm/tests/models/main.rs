@@ -1,6 +1,8 @@
-//! Whole models against other people's systems: logits of small random models from transformers, and what llama.cpp
-//! says with the story model. The bounds are those that the makers of the references recommend.
+//! Whole models against other people's systems: logits of small random models from transformers, what llama.cpp says
+//! with the story model, and both of them with real models. The bounds are those that the makers of the references
+//! recommend.
 
+mod real;
 mod story;
 mod tiny;
 
@@ -78,6 +80,13 @@ fn all_logits(m: &mut Model, tokens: &[u32]) -> Vec<f32> {
 
 fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32
+}
+
+/// `-ln p(token)`
+fn surprise(row: &[f32], token: u32) -> f64 {
+    let most = row.iter().copied().fold(f32::MIN, f32::max) as f64;
+    let sum: f64 = row.iter().map(|&v| (v as f64 - most).exp()).sum();
+    most + sum.ln() - row[token as usize] as f64
 }
 
 /// How far logits are from those expected.

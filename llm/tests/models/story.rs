@@ -81,18 +81,16 @@ fn byte_activations_cost_little() {
     for device in devices() {
         let text = String::from_utf8(data("story/heldout.txt")).unwrap();
         let tokens = Tokenizer::from_gguf(&shipped()).unwrap().encode(&text, true);
-        let surprise = |activations| {
+        let perplexity = |activations| {
             let mut m = load(device.clone(), shipped(), 256, activations);
             let rows = all_logits(&mut m, &tokens[..256]);
             let (vocab, mut sum) = (m.vocab(), 0.0);
             for (row, &next) in rows.chunks(vocab).zip(&tokens[1..256]).skip(127) {
-                let most = row.iter().copied().fold(f32::MIN, f32::max) as f64;
-                let total: f64 = row.iter().map(|&v| (v as f64 - most).exp()).sum();
-                sum += most + total.ln() - row[next as usize] as f64;
+                sum += surprise(row, next);
             }
             (sum / 128.0).exp()
         };
-        let (f32, int8) = (surprise(Activations::F32), surprise(Activations::Int8));
+        let (f32, int8) = (perplexity(Activations::F32), perplexity(Activations::Int8));
         assert!((1.5..3.5).contains(&f32), "{f32}");
         assert!((int8 / f32 - 1.0).abs() < 0.03, "{int8} against {f32}");
     }
