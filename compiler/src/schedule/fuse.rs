@@ -145,12 +145,29 @@ impl<'g> Item<'g> {
     fn work(&self, rows: usize) -> i64 {
         let together = if self.shares(rows) { 0 } else { rows };
         let outs: i64 = self.axes[together..].iter().map(|a| extent(*a)).product();
-        let folds = topo(&self.roots()).into_iter().filter_map(|e| match e.op() {
-            Op::Fold(_, n) => Some(e.args()[n as usize..].iter().map(|r| extent(*r)).product::<i64>()),
-            _ => None,
-        });
-        outs.saturating_mul(folds.fold(1, |a, b| a.saturating_add(b)))
+        outs.saturating_mul(self.roots().into_iter().map(rounds).fold(1, i64::saturating_add))
     }
+}
+
+/// Element operations of the reductions in one element: what stands inside another runs in each of its rounds.
+fn rounds(e: Ex) -> i64 {
+    let (mut stack, mut seen, mut sum) = (vec![e], HashSet::new(), 0i64);
+    while let Some(e) = stack.pop() {
+        if !seen.insert(e.id) {
+            continue;
+        }
+        match e.op() {
+            Op::Fold(_, n) => {
+                let args = e.args();
+                let (bodies, over) = args.split_at(n as usize);
+                let times: i64 = over.iter().map(|r| extent(*r)).product();
+                let inside = bodies.iter().map(|b| rounds(*b)).fold(1, i64::saturating_add);
+                sum = sum.saturating_add(times.saturating_mul(inside));
+            }
+            _ => stack.extend(e.args()),
+        }
+    }
+    sum
 }
 
 /// Leaves out what nobody reads once the bodies are simplified.
