@@ -130,7 +130,7 @@ impl<'g> Proposal<'g, '_> {
         }
         match best {
             Some((_, i)) => drop(self.put(Action::Vector, i, wide)),
-            None if store.dtype().bytes() == 1 => self.move_bytes(stage, store),
+            None if store.dtype().bytes() == 1 && !wide_numbers(store) => self.move_bytes(stage, store),
             None => {}
         }
         self.unroll_small(stage, 8);

@@ -46,6 +46,14 @@ fn byte_activations_choose_as_llama_cpp_does() {
     }
 }
 
+/// llama.cpp rounds activations to bytes, so below some margin its own choices are chance.
+#[test]
+fn exact_activations_choose_as_llama_cpp_does() {
+    for device in devices() {
+        same_choices(&mut load(device, shipped(), 1024, Activations::F32), "llama.cpp-Q4_K_M", 0.15);
+    }
+}
+
 #[test]
 fn prompts_are_tokenised_as_the_references_are() {
     let tokenizer = Tokenizer::from_gguf(&shipped()).unwrap();
