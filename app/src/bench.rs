@@ -175,7 +175,6 @@ impl Runner<'_> {
         let caps = on.target().caps();
         let mut compile = vec![];
         let (tune, repeat) = (self.args.tune, self.args.repeat.max(1));
-        let mut error = None;
         let given = match &self.args.schedule {
             Some(s) => Some(kernel::parse(s).ok_or_else(|| anyhow!("`{s}` is no schedule"))?),
             None => None,
@@ -188,17 +187,11 @@ impl Runner<'_> {
             }
             compile.push(start.elapsed().as_secs_f64() * 1e3);
             if let Some(limit) = tune {
-                match tuned(on, &g, k, &inputs, Duration::from_secs(limit)) {
-                    Ok(best) => opts = best.unwrap_or(opts),
-                    Err(e) => error = Some(e),
-                }
+                opts = tuned(on, &g, k, &inputs, Duration::from_secs(limit)).unwrap_or(opts);
             }
             opts
         };
         let mut step = Step::new(on, &g, &built.outputs, &inputs, choose)?;
-        if let Some(e) = error {
-            return Err(e);
-        }
         self.compile.extend(compile);
         step.run(on, &[])?;
         let (mut times, mut passes) = (vec![], vec![]);
@@ -271,7 +264,7 @@ fn tuned(
     kernel: &Kernel,
     inputs: &HashMap<u32, Slice>,
     limit: Duration,
-) -> Result<Option<Vec<Opt>>> {
+) -> Option<Vec<Opt>> {
     let caps = on.target().caps();
     let start = Instant::now();
     let measure = |opts: &[Opt]| {
@@ -286,5 +279,5 @@ fn tuned(
         times.sort();
         Some(times[0].as_secs_f64())
     };
-    Ok(search::search(kernel, &caps, 3, measure).map(|(opts, _)| opts))
+    search::search(kernel, &caps, 3, measure).map(|(opts, _)| opts)
 }

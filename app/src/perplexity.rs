@@ -6,6 +6,7 @@
 use crate::args::Perplexity;
 use crate::model;
 use anyhow::{Context, Result, bail};
+use llm::sample::surprise;
 use llm::tokenizer::Tokenizer;
 use serde_json::json;
 use std::fs;
@@ -53,23 +54,4 @@ pub fn run(args: &Perplexity) -> Result<()> {
         false => println!("{perplexity:.4} over {} chunks of {}", chunks.len(), args.chunk),
     }
     Ok(())
-}
-
-/// `-ln p(token)`
-fn surprise(logits: &[f32], token: u32) -> f64 {
-    let most = logits.iter().copied().fold(f32::MIN, f32::max) as f64;
-    let sum: f64 = logits.iter().map(|&l| (l as f64 - most).exp()).sum();
-    most + sum.ln() - logits[token as usize] as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn surprise_is_the_negative_log_of_the_softmax() {
-        let want = -(1f64.exp() / (1f64.exp() + 3f64.exp() + 1.0)).ln();
-        assert!((surprise(&[1.0, 3.0, 0.0], 0) - want).abs() < 1e-6);
-        assert!((surprise(&[1e4, 0.0], 1) - 1e4).abs() < 1e-6);
-    }
 }

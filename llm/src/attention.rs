@@ -21,9 +21,7 @@ pub struct Place<'g> {
     pub pos: Ex<'g>,
     /// Blocks of the cache that hold all positions up to the last.
     pub blocks: Ex<'g>,
-    /// Rows of the whole cache.
-    pub capacity: i64,
-    /// Cosine and sine of each position, f32 `[capacity, n/2]`.
+    /// Cosine and sine of each position of the cache, f32 `[capacity, n/2]`.
     pub cos: Tensor<'g>,
     pub sin: Tensor<'g>,
 }
@@ -35,7 +33,6 @@ impl<'g> Place<'g> {
             tokens,
             pos: g.symbol("pos", (0, capacity - tokens)),
             blocks: g.symbol("blocks", (1, capacity / KV_BLOCK)),
-            capacity,
             cos: table("cos"),
             sin: table("sin"),
         }
@@ -96,6 +93,9 @@ impl<'g> Projection<'g> {
     }
 }
 
+/// Rows `[T, dim]`, and the caches after the step.
+pub type WithCaches<'g> = (Tensor<'g>, Vec<Tensor<'g>>);
+
 pub enum Attention<'g> {
     Gqa(Gqa<'g>),
     Mla(Mla<'g>),
@@ -120,13 +120,7 @@ impl<'g> Attention<'g> {
     }
 
     /// x `[T, dim]`; `caches` as [`Attention::cache_rows`] says. The output, and the caches after this step.
-    pub fn of(
-        &self,
-        x: Tensor<'g>,
-        caches: &[Tensor<'g>],
-        c: &Config,
-        at: &Place<'g>,
-    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+    pub fn of(&self, x: Tensor<'g>, caches: &[Tensor<'g>], c: &Config, at: &Place<'g>) -> WithCaches<'g> {
         match self {
             Attention::Gqa(a) => a.of(x, caches, c, at),
             Attention::Mla(a) => a.of(x, caches, c, at),
@@ -159,13 +153,7 @@ impl<'g> Gqa<'g> {
         })
     }
 
-    fn of(
-        &self,
-        x: Tensor<'g>,
-        caches: &[Tensor<'g>],
-        c: &Config,
-        at: &Place<'g>,
-    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+    fn of(&self, x: Tensor<'g>, caches: &[Tensor<'g>], c: &Config, at: &Place<'g>) -> WithCaches<'g> {
         let normed = |y: Tensor<'g>, w: Option<Tensor<'g>>| w.map_or(y, |w| ops::rms_norm(y, w, c.eps));
         let q = at.turn(normed(self.q.heads(x, c.heads), self.q_norm), c.rotary.style);
         let k = at.turn(normed(self.k.heads(x, self.kv_heads), self.k_norm), c.rotary.style);
@@ -235,13 +223,7 @@ impl<'g> Mla<'g> {
         })
     }
 
-    fn of(
-        &self,
-        x: Tensor<'g>,
-        caches: &[Tensor<'g>],
-        c: &Config,
-        at: &Place<'g>,
-    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+    fn of(&self, x: Tensor<'g>, caches: &[Tensor<'g>], c: &Config, at: &Place<'g>) -> WithCaches<'g> {
         let Mla { rank, nope, rope, value, .. } = *self;
         let (t, h) = (at.tokens, c.heads);
         let q = match &self.q {

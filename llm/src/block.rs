@@ -2,7 +2,7 @@
 //!
 //! In: the residual stream `[T, dim]`. Out: the stream after the layer, and the layer's caches.
 
-use crate::attention::{Attention, Place};
+use crate::attention::{Attention, Place, WithCaches};
 use crate::config::Config;
 use crate::ffn::Ffn;
 use crate::weights::{Error, Inputs};
@@ -26,13 +26,7 @@ impl<'g> Block<'g> {
         })
     }
 
-    pub fn of(
-        &self,
-        x: Tensor<'g>,
-        caches: &[Tensor<'g>],
-        c: &Config,
-        at: &Place<'g>,
-    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+    pub fn of(&self, x: Tensor<'g>, caches: &[Tensor<'g>], c: &Config, at: &Place<'g>) -> WithCaches<'g> {
         let (y, caches) = self.attention.of(rms_norm(x, self.attention_norm, c.eps), caches, c, at);
         let h = x + y;
         (h + self.ffn.of(rms_norm(h, self.ffn_norm, c.eps)), caches)

@@ -138,12 +138,12 @@ impl Model {
             device.write(&slice, 0, &bytes)?;
             Ok(slice)
         };
-        let floats = |n: i64| Ok::<_, device::Error>(device.alloc(n as usize * 4)?.whole());
+        let room = |n: i64| Ok::<_, device::Error>(device.alloc(n as usize * 4)?.whole());
         let mut layers = vec![];
         for (index, (kind, sources)) in declared.layers.into_iter().enumerate() {
             let caches = Attention::cache_rows(&config)
                 .iter()
-                .map(|row| floats(capacity * row.iter().product::<i64>()))
+                .map(|row| room(capacity * row.iter().product::<i64>()))
                 .collect::<Result<_, _>>()?;
             let weights = sources.iter().map(|s| weights[&s.tensor][s.plane].clone()).collect();
             layers.push(Layer { index: index as i64, kind, weights, caches });
@@ -161,10 +161,10 @@ impl Model {
             weights,
             cos: upload(&cos)?,
             sin: upload(&sin)?,
-            ids: floats(rows)?,
-            stream: [floats(rows * config.dim)?, floats(rows * config.dim)?],
-            hidden: floats(rows * config.dim)?,
-            logits: floats(rows * config.vocab)?,
+            ids: room(rows)?,
+            stream: [room(rows * config.dim)?, room(rows * config.dim)?],
+            hidden: room(rows * config.dim)?,
+            logits: room(rows * config.vocab)?,
             scratch: device.alloc(1)?,
             plans: HashMap::new(),
             library: Library::default(),
@@ -175,17 +175,11 @@ impl Model {
         })
     }
 
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
     pub fn file(&self) -> &Gguf {
         &self.file
     }
     pub fn device(&self) -> &dyn Device {
         &*self.device
-    }
-    pub fn activations(&self) -> Activations {
-        self.activations
     }
     pub fn vocab(&self) -> usize {
         self.config.vocab as usize
@@ -235,6 +229,7 @@ impl Model {
         if self.draft.is_none() {
             return Err(Error::NoDraft { file: self.file.name().into() });
         }
+        self.known(tokens)?;
         let start = self.len;
         self.run(&tokens[..tokens.len().saturating_sub(1)], &mut |model, n, _| {
             let at = model.len - start;
@@ -255,9 +250,7 @@ impl Model {
         if wanted > self.context {
             return Err(Error::Context { context: self.context, wanted });
         }
-        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= self.vocab()) {
-            return Err(Error::Token { token, vocab: self.vocab() });
-        }
+        self.known(tokens)?;
         let mut rest = tokens;
         while !rest.is_empty() {
             let n = rest.len().min(self.chunk());
@@ -268,6 +261,13 @@ impl Model {
             rest = after;
         }
         Ok(())
+    }
+
+    fn known(&self, tokens: &[u32]) -> Result<(), Error> {
+        match tokens.iter().find(|&&t| t as usize >= self.vocab()) {
+            Some(&token) => Err(Error::Token { token, vocab: self.vocab() }),
+            None => Ok(()),
+        }
     }
 
     /// Runs one plan over token ids that stand at `pos`.
@@ -287,7 +287,7 @@ impl Model {
         self.launch(part, rows, &[("row", row as i64)])?;
         let mut bytes = vec![0; n * self.vocab() * 4];
         self.device.read(&self.logits, (at - row) * self.vocab() * 4, &mut bytes)?;
-        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        Ok(floats(&bytes))
     }
 
     /// The smallest plan for `n` tokens.
@@ -430,5 +430,9 @@ fn frequency_factors(file: &Gguf, t: &TensorInfo, c: &Config) -> Result<Vec<f32>
         return Err(weights::Error::Vector { file, tensor, found });
     }
     let bytes = file.bytes(t, 0..t.bytes())?;
-    Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    Ok(floats(&bytes))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }

@@ -225,6 +225,13 @@ fn exp(x: f64) -> f64 {
     series * f64::from_bits(((1023 + n as i64) as u64) << 52)
 }
 
+/// `-ln p(token)`
+pub fn surprise(logits: &[f32], token: u32) -> f64 {
+    let most = logits.iter().copied().fold(f32::MIN, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|&l| (l as f64 - most).exp()).sum();
+    most + sum.ln() - logits[token as usize] as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -413,5 +420,12 @@ mod tests {
             ..plain()
         };
         assert!(Sampler::new(&hostile).sample(&mut [1.0, 2.0, 3.0], &[0, 1, 2]) < 3);
+    }
+
+    #[test]
+    fn surprise_is_the_negative_log_of_the_softmax() {
+        let want = -(1f64.exp() / (1f64.exp() + 3f64.exp() + 1.0)).ln();
+        assert!((surprise(&[1.0, 3.0, 0.0], 0) - want).abs() < 1e-6);
+        assert!((surprise(&[1e4, 0.0], 1) - 1e4).abs() < 1e-6);
     }
 }

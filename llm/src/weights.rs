@@ -6,12 +6,13 @@
 
 use crate::gguf::{self, Gguf, TensorInfo};
 use compiler::dtype::DType;
-use compiler::graph::{Graph, Op};
+use compiler::graph::Graph;
 use compiler::ops;
 use compiler::quant::{Format, Layout, Planes};
 use compiler::tensor::Tensor;
 use half::{bf16, f16};
 use runtime::buffer::Slice;
+use runtime::check::slot;
 use runtime::device::{self, Device};
 use runtime::plan::Plan;
 use runtime::step::{Library, Module, by_heuristic};
@@ -129,14 +130,6 @@ impl<'g, 'f> Inputs<'g, 'f> {
     /// Everything declared so far.
     pub fn sources(self) -> Vec<Source> {
         self.sources.into_inner()
-    }
-}
-
-/// The slot of an input.
-pub fn slot(t: Tensor) -> u32 {
-    match t.0.op() {
-        Op::Buffer(slot) => slot,
-        op => panic!("{op:?} is no input"),
     }
 }
 

@@ -9,6 +9,7 @@ mod tiny;
 use flate2::read::GzDecoder;
 use llm::gguf::Gguf;
 use llm::model::{Model, Options};
+use llm::sample::surprise;
 use llm::weights::Activations;
 use runtime::cpu::CpuDevice;
 use runtime::cuda::CudaDevice;
@@ -80,13 +81,6 @@ fn all_logits(m: &mut Model, tokens: &[u32]) -> Vec<f32> {
 
 fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32
-}
-
-/// `-ln p(token)`
-fn surprise(row: &[f32], token: u32) -> f64 {
-    let most = row.iter().copied().fold(f32::MIN, f32::max) as f64;
-    let sum: f64 = row.iter().map(|&v| (v as f64 - most).exp()).sum();
-    most + sum.ln() - row[token as usize] as f64
 }
 
 /// How far logits are from those expected.

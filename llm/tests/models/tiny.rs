@@ -106,6 +106,8 @@ fn the_drafting_layer() {
         let mut got = vec![];
         m.feed_drafts(&e.tokens("seq0"), &mut |row| got.extend_from_slice(row)).unwrap();
         exact("drafts", &got, &e.logits("mtp.seq0"), e.vocab, 1e-3, 1e-7);
+        let wrong = m.feed_drafts(&[1, e.vocab as u32], &mut |_| ()).unwrap_err().to_string();
+        assert_eq!(wrong, format!("token {} is outside the vocabulary of {}", e.vocab, e.vocab));
     }
 }
 
