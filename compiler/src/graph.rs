@@ -103,6 +103,10 @@ pub enum Op {
     Assign,
     /// Same values, but computed once and kept in memory.
     Contiguous,
+    /// `[segment, starts]`, i32: `segment` again, which does not fall along its only axis; `starts` `[n + 1]` says where
+    /// each of n segments begins, and last how many elements there are. Below the tensor level
+    /// `[segment, start, end]` of the element's own segment.
+    Segment,
 
     // kernel
     /// `[extent]`: the loop index with this number.
@@ -128,12 +132,16 @@ pub enum Op {
     LaneFold(Fold),
     Fma,
     Dot4,
+    Pairs,
     /// Like `Load`, but lane l comes from element `index[l]`.
     LoadLanes,
     /// `[memory, index, b..]`: all rows of [`crate::linear::Inst::TileDot`] with this stride.
     TileDot(i64),
     /// `[tile, m]`: row m.
     TileRow,
+    /// `[c, a, b, at c, at a, at b, stride, steps]`: in place of a store, 16×16 sums of products as
+    /// [`crate::linear::Inst::TileMul`] reads them, 32 elements of `a` and 512 of `b` after the other for so many steps.
+    TileProduct,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

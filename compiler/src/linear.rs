@@ -50,6 +50,13 @@ pub enum Inst {
     /// elements from `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), or 16 × 2 of bf16 (bf16x32); at
     /// most 16 of them. `dst[m]` (i32x16 or f32x16): `dst[m][r] = Σ_{j,i} a[m][4j+i] · b[j][4r+i]` (2j+i, 2r+i for bf16).
     TileDot { dst: Vec<Reg>, mem: Mem, index: Reg, offset: i64, stride: i64, b: Vec<Reg> },
+    /// The first `n` accumulators of the tile unit, each 16×16 of f32, become zero.
+    TileZero { n: usize },
+    /// Accumulator `i·b.len() + j` gains `A_i·B_j`, up to two of each. `A_i`: 16 rows of 32 bf16 from `a[i]` on, `stride`
+    /// elements apart. `B_j`: 16 rows of 16 columns × 2 inputs of bf16, 512 elements from `b[j]` on.
+    TileMul { a_mem: Mem, a: Vec<Reg>, stride: i64, b_mem: Mem, b: Vec<Reg> },
+    /// The first accumulators, 16 rows of 16 one after the other, go to the elements from `index[i]` on.
+    TileStore { mem: Mem, index: Vec<Reg> },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -89,6 +96,8 @@ pub enum Op {
     Fold(Fold),
     /// `acc + Σ_i a[4l+i]·b[4l+i]` in every lane l; args acc (i32), a (u8), b (i8).
     Dot4,
+    /// Two f32 vectors rounded to bf16, lane by lane side by side: `a[l]` at 2l, `b[l]` at 2l+1. Subnormals become 0.
+    Pairs,
     /// 16-entry byte table, entry i at bits 8i..8i+8; the argument's low four bits choose. u8 in, i8 or u8 out.
     Lookup(u128),
 }
@@ -112,6 +121,7 @@ impl Op {
             graph::Op::Stack => Op::Stack,
             graph::Op::LaneFold(f) => Op::Fold(f),
             graph::Op::Dot4 => Op::Dot4,
+            graph::Op::Pairs => Op::Pairs,
             _ => return None,
         })
     }
@@ -197,6 +207,7 @@ impl Inst {
             }
             Inst::End { out, .. } => out.clone(),
             Inst::Store { .. } | Inst::Prefetch { .. } | Inst::Barrier => vec![],
+            Inst::TileZero { .. } | Inst::TileMul { .. } | Inst::TileStore { .. } => vec![],
         }
     }
 
@@ -212,9 +223,25 @@ impl Inst {
                 std::iter::once(*extent).chain(carried.iter().map(|c| c.1)).collect()
             }
             Inst::End { next, .. } => next.clone(),
-            Inst::Barrier => vec![],
+            Inst::Barrier | Inst::TileZero { .. } => vec![],
+            Inst::TileMul { a, b, .. } => [a.as_slice(), b].concat(),
+            Inst::TileStore { index, .. } => index.clone(),
             Inst::LaneReduce { src, .. } => vec![*src],
             Inst::TileDot { index, b, .. } => std::iter::once(*index).chain(b.iter().copied()).collect(),
+        }
+    }
+
+    /// The memories that are touched.
+    pub fn memory(&self) -> Vec<Mem> {
+        match self {
+            Inst::Load { mem, .. }
+            | Inst::Gather { mem, .. }
+            | Inst::Store { mem, .. }
+            | Inst::Prefetch { mem, .. }
+            | Inst::TileDot { mem, .. }
+            | Inst::TileStore { mem, .. } => vec![*mem],
+            Inst::TileMul { a_mem, b_mem, .. } => vec![*a_mem, *b_mem],
+            _ => vec![],
         }
     }
 
@@ -237,7 +264,9 @@ impl Inst {
                 put(extent);
                 carried.iter_mut().for_each(|(_, init)| put(init));
             }
-            Inst::Barrier => {}
+            Inst::Barrier | Inst::TileZero { .. } => {}
+            Inst::TileMul { a, b, .. } => a.iter_mut().chain(b).for_each(put),
+            Inst::TileStore { index, .. } => index.iter_mut().for_each(put),
             Inst::LaneReduce { src, .. } => put(src),
             Inst::TileDot { index, b, .. } => {
                 put(index);
@@ -362,6 +391,11 @@ impl Linear {
                 format!("end [{}] -> [{}]", list(next), o.join(", "))
             }
             Inst::Barrier => "barrier".into(),
+            Inst::TileZero { n } => format!("tilezero {n}"),
+            Inst::TileMul { a_mem, a, stride, b_mem, b } => {
+                format!("tilemul {a_mem}[{}] by {stride} of {b_mem}[{}]", list(a), list(b))
+            }
+            Inst::TileStore { mem, index } => format!("tilestore {mem}[{}]", list(index)),
             Inst::LaneReduce { dst, fold, src, width } => {
                 format!("{} = lanes{width} {fold:?} {src}", def(dst))
             }

@@ -54,6 +54,11 @@ pub fn linear<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
     (x.unsqueeze(-2) * w.unsqueeze(-3)).sum(-1).squeeze(-1)
 }
 
+/// As [`linear`], x being bf16 and w rounded to it: what tile units multiply.
+pub fn linear_half<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
+    linear(x.cast(Scalar::F32), w.cast(Scalar::BF16).cast(Scalar::F32))
+}
+
 pub fn rms_norm<'g>(x: Tensor<'g>, w: Tensor<'g>, eps: f32) -> Tensor<'g> {
     x * (x.square().mean(-1) + eps).rsqrt() * w
 }

@@ -434,6 +434,11 @@ impl<'g> Planes<'g> {
         ops::linear(x, self.dequant())
     }
 
+    /// `x · wᵀ` with x bf16 `[.., M, K]` and the weights rounded to bf16: f32 `[.., M, R]`; leading axes broadcast.
+    pub fn linear_half(&self, x: Tensor<'g>) -> Tensor<'g> {
+        ops::linear_half(x, self.dequant())
+    }
+
     /// `x · wᵀ` in integers, x `[.., M, K]`: f32 `[.., M, R]`; leading axes broadcast.
     ///
     /// `Σ_B (d·Σ_b Σ_g sc·(xd·Σ_e q·xq + offset·xs) − dmin·Σ_b Σ_g m·xs)` over blocks B, the activations' blocks b of 32,

@@ -194,6 +194,7 @@ fn named(n: &Node) -> usize {
         Op::Range(..) => usize::MAX,
         _ if n.shape != List::EMPTY => usize::MAX,
         Op::Load | Op::Store | Op::LoadLanes | Op::TileDot(_) => 1,
+        Op::TileProduct => 3,
         _ => 0,
     }
 }

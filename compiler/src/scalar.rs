@@ -216,6 +216,13 @@ pub fn bitcast(from: Scalar, to: Scalar, a: Bits) -> Bits {
     Bits::read(to, &raw)
 }
 
+/// An f32 rounded to bf16 as vector instructions do: subnormals become 0.
+pub fn pair(v: Bits) -> Bits {
+    let f = v.as_float();
+    let flushed = if f.is_subnormal() { 0f32.copysign(f) } else { f };
+    cast(Scalar::F32, Scalar::BF16, Bits::float(flushed))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,8 @@ pub enum Form {
     Linear {
         batch: i64,
     },
+    /// `residual + x·wᵀ`, both factors rounded to bf16.
+    Half,
     /// `silu(x·gᵀ)·(x·uᵀ)` for the chosen of a stack of experts.
     GateUp {
         experts: i64,
@@ -70,6 +72,7 @@ impl std::fmt::Display for Case {
         let form = match form {
             Form::Linear { batch: 1 } => "linear".into(),
             Form::Linear { batch } => format!("linear*{batch}"),
+            Form::Half => "half".into(),
             Form::GateUp { experts, used } => format!("gate_up({used}/{experts})"),
             Form::Down { experts, used } => format!("down({used}/{experts})"),
             Form::NormQuant => "norm_quant".into(),
@@ -95,6 +98,7 @@ impl Case {
             Form::Linear { batch } => batch * one,
             Form::GateUp { used, .. } => 2 * used * one,
             Form::Down { used, .. } => used * one,
+            Form::Half => one,
             Form::Router(_) => 4 * self.rows * self.cols,
             _ => 0,
         }
@@ -107,7 +111,7 @@ impl Case {
             Form::Linear { batch } => batch * one,
             Form::GateUp { used, .. } => 2 * used * one,
             Form::Down { used, .. } => used * one,
-            Form::Router(_) => one,
+            Form::Router(_) | Form::Half => one,
             _ => 0,
         }
     }
@@ -116,6 +120,8 @@ impl Case {
     pub fn tolerance(&self) -> f32 {
         match self.form {
             Form::Rope(_) | Form::TopK(_) => 1e-6,
+            // A weight a hair from the middle rounds either way.
+            Form::Half => 5e-4,
             _ => 2e-5,
         }
     }
@@ -151,6 +157,11 @@ impl Case {
                     w.linear(b.f32("x", dims(cols)))
                 };
                 vec![residual + y]
+            }
+            Form::Half => {
+                let w = b.weights("w", format, &[], rows, cols, layout);
+                let x = b.add("x", DType::BF16, [tokens, cols], Fill::Normal(1.0));
+                vec![b.f32("residual", [tokens, rows]) + w.linear_half(x)]
             }
             Form::GateUp { experts, used } => {
                 let (gate, up) = (
@@ -330,9 +341,12 @@ pub fn cases(most_rows: i64) -> Vec<Case> {
                 out.push(Case::linear(format, rows, cols, tokens));
             }
         }
-        // Whole tiles of tokens.
+        // Tiles of tokens.
         for (rows, cols) in ODD {
             out.push(Case::linear(format, rows, cols, 16));
+            for tokens in [16, 33, 48] {
+                out.push(Case { form: Form::Half, format, rows, cols, tokens });
+            }
         }
         let experts =
             |form, rows: i64, cols| Case { form, format, rows: rows.min(most_rows), cols, tokens: 1 };

@@ -10,7 +10,7 @@ use crate::kernel::{Axis, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
 use crate::scalar::{Binary, Fold};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
     let all: Vec<Ex> = stages.concat();
@@ -233,8 +233,11 @@ impl<'g> Linearizer<'g> {
         for r in &loops {
             self.open(*r, vec![]);
         }
+        if stores[0].op() == Op::TileProduct {
+            self.tile_products(stores);
+        }
         let mut ready = vec![];
-        for st in stores {
+        for st in stores.iter().filter(|s| s.op() == Op::Store) {
             let args = st.args();
             let value = self.value(args[2]);
             let (index, offset) = self.index(args[1]);
@@ -259,6 +262,33 @@ impl<'g> Linearizer<'g> {
         for _ in &loops {
             self.close(vec![]);
         }
+    }
+
+    /// Products of up to two A tiles with up to two B tiles, A's the slower.
+    fn tile_products(&mut self, stores: &[Ex<'g>]) {
+        let distinct = |i: usize| {
+            let mut all: Vec<Ex> = stores.iter().map(|s| s.arg(i)).collect();
+            let mut seen = HashSet::new();
+            all.retain(|e| seen.insert(e.id));
+            all
+        };
+        let (a, b) = (distinct(4), distinct(5));
+        assert_eq!(a.len() * b.len(), stores.len(), "every A tile meets every B tile");
+        let [_, a_mem, b_mem, _, _, _, stride, steps] = stores[0].args()[..] else {
+            unreachable!("verified: eight arguments")
+        };
+        let stride = stride.as_int().expect("verified: known");
+        self.push(Inst::TileZero { n: stores.len() });
+        let step = a[0].g.new_range(steps, Kind::Serial);
+        self.open(step, vec![]);
+        let a = a.into_iter().map(|at| self.value(at + step * 32)).collect();
+        let b = b.into_iter().map(|at| self.value(at + step * 512)).collect();
+        let [a_mem, b_mem] = [a_mem, b_mem].map(|m| self.memory[&m.id]);
+        self.push(Inst::TileMul { a_mem, a, stride, b_mem, b });
+        self.close(vec![]);
+        let index = stores.iter().map(|s| self.value(s.arg(3))).collect();
+        let mem = self.memory[&stores[0].arg(0).id];
+        self.push(Inst::TileStore { mem, index });
     }
 
     /// Starts a loop; gives the registers of the carried values in it.

@@ -3,6 +3,10 @@
 //! In: the stores of one stage. Out: the same stores with vector types and without `Vector` ranges. Every value varies
 //! over some of the vector ranges; its lanes enumerate those in row-major order, outputs before reductions. Values that
 //! meet are widened to the ranges of both. 64-bit integers are i64 as scalars and i32 in lanes, where they must fit.
+//!
+//! Bytes whose neighbours in the lanes are four apart in memory, as those of interleaved rows are, are held as whole
+//! quads: the lanes' four bytes side by side. What is done to one of the four is then the same work for all, and a dot
+//! product with a one picks it where it becomes a wider number.
 
 use super::Caps;
 use crate::dtype::{Bits, DType, Scalar};
@@ -10,7 +14,7 @@ use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::kernel::{Illegal, byte_factors};
 use crate::rewrite::substitute;
 use crate::rules::{simplify1, sum::affine};
-use crate::scalar::Fold;
+use crate::scalar::{Binary, Fold};
 use std::collections::HashMap;
 
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
@@ -29,10 +33,15 @@ pub fn vectorize<'g>(stores: &[Ex<'g>], caps: &Caps) -> Result<Vec<Ex<'g>>, Ille
         return Ok(stores.to_vec());
     }
     ranges.sort_by_key(|r| (reduced.contains(r), r.id));
-    let mut v = Vectors { g: stores[0].g, ranges, caps, memo: HashMap::new() };
+    let mut v = Vectors { g: stores[0].g, ranges, caps, memo: HashMap::new(), quads: HashMap::new() };
     let mut out = vec![];
-    for &s in stores {
-        v.store(s, &mut out)?;
+    let mut rest = stores;
+    while let [s, more @ ..] = rest {
+        rest = more;
+        match more.split_first() {
+            Some((next, after)) if v.pair(*s, *next, &mut out)? => rest = after,
+            _ => v.store(*s, &mut out)?,
+        }
     }
     // The factors of a dot product were widened on the way to it; only what is left must fit a register.
     let wide = |e: &Ex| e.dtype().lanes > 1 && e.dtype().bytes() > caps.vector_bytes as usize;
@@ -51,6 +60,8 @@ struct Vectors<'g, 'a> {
     caps: &'a Caps,
     /// What became of a node. An index that does not fit lanes is no failure unless it is needed there.
     memo: HashMap<Id, Result<(Ex<'g>, Mask), Illegal>>,
+    /// Which of the four a node is whose value is held as quads.
+    quads: HashMap<Id, i64>,
 }
 
 impl<'g> Vectors<'g, '_> {
@@ -119,6 +130,9 @@ impl<'g> Vectors<'g, '_> {
         }
         let args = e.args().iter().map(|a| self.memo[&a.id].clone()).collect::<Result<Vec<_>, _>>()?;
         let union = args.iter().fold(0, |m, a| m | a.1);
+        if let Some(at) = e.args().iter().find_map(|a| self.quads.get(&a.id).copied()) {
+            return self.quad(e, at, &args, union);
+        }
         match n.op {
             Op::Range(_, Kind::Vector) => {
                 let m = 1 << self.ranges.iter().position(|r| *r == e).expect("collected before");
@@ -140,6 +154,12 @@ impl<'g> Vectors<'g, '_> {
                 if n.op == Op::Cast && new[0].dtype().scalar == t.scalar {
                     return Ok((new[0], union));
                 }
+                if let (Op::Binary(Binary::Add), [Op::Dot4, Op::Const(_)]) =
+                    (n.op, &new.iter().map(|x| x.op()).collect::<Vec<_>>()[..])
+                    && new[0].arg(0).as_int() == Some(0)
+                {
+                    return Ok((new[0].with_args(&[new[1], new[0].arg(1), new[0].arg(2)]), union));
+                }
                 Ok((g.make(n.op, self.typed(t, union), &new), union))
             }
             op => refuse!("{op:?} cannot be vectorised"),
@@ -160,7 +180,74 @@ impl<'g> Vectors<'g, '_> {
         Some((base, m))
     }
 
-    fn load(&self, e: Ex<'g>) -> Result<(Ex<'g>, Mask), Illegal> {
+    /// The four bytes around each lane's, and which of them it is, where lanes are four bytes apart.
+    fn load_quads(&mut self, e: Ex<'g>) -> Option<(Ex<'g>, Mask)> {
+        let (base, strides) = affine(e.arg(1), &self.ranges)?;
+        let walked: Vec<usize> = (0..strides.len()).filter(|&i| strides[i] != 0).collect();
+        let [i] = walked[..] else { return None };
+        let at = simplify1(base % 4).as_int()?;
+        let wide = 4 * self.size(i);
+        let fits = wide <= self.caps.vector_bytes as i64 && e.dtype() == DType::U8 && self.caps.dot4;
+        if strides[i] != 4 || !fits || e.args().len() > 2 {
+            return None;
+        }
+        let all = self.g.make(Op::Load, Scalar::U8.vec(wide as u16), &[e.arg(0), simplify1(base - at)]);
+        self.quads.insert(e.id, at);
+        Some((all, 1 << i))
+    }
+
+    /// A node with an argument that is byte `at` of quads: quads again where bytes become bytes.
+    fn quad(
+        &mut self,
+        e: Ex<'g>,
+        at: i64,
+        args: &[(Ex<'g>, Mask)],
+        union: Mask,
+    ) -> Result<(Ex<'g>, Mask), Illegal> {
+        let (g, n) = (self.g, e.node());
+        let (lanes, of) = (self.lanes(union), |a: &Ex<'g>| self.quads.get(&a.id).copied());
+        let wide = (4 * lanes) as u16;
+        let old = e.args();
+        let together = old.iter().zip(args).all(|(a, v)| of(a) == Some(at) || of(a).is_none() && v.1 == 0);
+        let bytes = |a: &Ex| matches!(a.dtype().scalar, Scalar::U8 | Scalar::I8);
+        let stays = matches!(n.op, Op::Unary(_) | Op::Binary(_) | Op::Lookup(_) | Op::Bitcast)
+            && bytes(&e)
+            && old.iter().all(bytes);
+        if together && stays {
+            let arg = |(a, v): (&Ex<'g>, &(Ex<'g>, Mask))| match (of(a), v.0.as_bits()) {
+                (Some(_), _) => v.0,
+                (None, Some(c)) => g.constant(a.dtype().with_lanes(wide), c),
+                (None, None) => g.make(Op::Spread, a.dtype().with_lanes(wide), &[v.0]),
+            };
+            let new: Vec<Ex> = old.iter().zip(args).map(arg).collect();
+            self.quads.insert(e.id, at);
+            return Ok((g.make(n.op, n.dtype.with_lanes(wide), &new), union));
+        }
+        // Each lane's own byte, as the type that it had.
+        let own = |(a, v): (&Ex<'g>, &(Ex<'g>, Mask))| {
+            if of(a).is_none() {
+                return *v;
+            }
+            let one = |i: i64| g.constant(DType::I8, Bits::int((i == at) as i64));
+            let ones = g.make(Op::Stack, Scalar::I8.vec(4), &[one(0), one(1), one(2), one(3)]);
+            let ones = g.make(Op::Repeat, Scalar::I8.vec(v.0.dtype().lanes), &[ones]);
+            let zero = g.constant(self.typed(DType::I32, v.1), Bits::int(0));
+            let picked = g.make(Op::Dot4, zero.dtype(), &[zero, v.0, ones]);
+            (picked, v.1)
+        };
+        let picked: Vec<(Ex, Mask)> = old.iter().zip(args).map(own).collect();
+        if n.op == Op::Cast {
+            return Ok((picked[0].0.cast(n.dtype.scalar), union));
+        }
+        let back = old
+            .iter()
+            .zip(picked)
+            .map(|(a, v)| if of(a).is_some() { (v.0.cast(a.dtype().scalar), v.1) } else { v });
+        let new = back.map(|v| self.lift(v, union)).collect::<Result<Vec<_>, _>>()?;
+        Ok((g.make(n.op, self.typed(n.dtype, union), &new), union))
+    }
+
+    fn load(&mut self, e: Ex<'g>) -> Result<(Ex<'g>, Mask), Illegal> {
         let g = self.g;
         let gate = e.args().get(2).map(|c| self.memo[&c.id].clone()).transpose()?;
         let gates = gate.map_or(0, |g| g.1);
@@ -171,6 +258,9 @@ impl<'g> Vectors<'g, '_> {
                 fits_lanes(e)?;
             }
             return Ok((g.make(Op::Load, self.typed(e.dtype(), m), &args), m));
+        }
+        if let Some(quads) = self.load_quads(e) {
+            return Ok(quads);
         }
         fits_lanes(e)?;
         let index = self.memo[&e.arg(1).id].clone()?;
@@ -255,6 +345,31 @@ impl<'g> Vectors<'g, '_> {
             parts.push(self.lift(b, all)?);
         }
         Ok((self.g.make(e.op(), self.typed(e.dtype(), columns), &parts), columns))
+    }
+
+    /// Two stores of rounded numbers, side by side lane by lane, as one; says whether they were that.
+    fn pair(&mut self, s: Ex<'g>, t: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<bool, Illegal> {
+        let rounded = |s: Ex<'g>| {
+            let fits = s.op() == Op::Store && s.dtype() == DType::BF16 && s.args().len() == 3;
+            let value = fits.then(|| s.arg(2)).filter(|v| v.op() == Op::Cast)?.arg(0);
+            let (base, strides) = affine(s.arg(1), &self.ranges)?;
+            (value.dtype() == DType::F32).then_some((value, base, strides))
+        };
+        let (Some((low, base, strides)), Some((high, next, others))) = (rounded(s), rounded(t)) else {
+            return Ok(false);
+        };
+        let walked: Vec<usize> = (0..strides.len()).filter(|&i| strides[i] != 0).collect();
+        let [i] = walked[..] else { return Ok(false) };
+        let whole = 4 * self.size(i) == self.caps.vector_bytes as i64;
+        let apart = strides[i] == 2 && strides == others && next == simplify1(base + 1);
+        if !self.caps.tile || !whole || !apart || s.arg(0) != t.arg(0) {
+            return Ok(false);
+        }
+        let (low, high) = (self.value(low)?, self.value(high)?);
+        let [low, high] = [low, high].map(|v| self.lift(v, 1 << i));
+        let both = self.g.make(Op::Pairs, Scalar::BF16.vec(2 * self.size(i) as u16), &[low?, high?]);
+        out.push(self.g.make(Op::Store, s.dtype(), &[s.arg(0), base, both]));
+        Ok(true)
     }
 
     fn store(&mut self, s: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<(), Illegal> {

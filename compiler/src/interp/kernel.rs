@@ -43,11 +43,17 @@ pub fn run_stages(rows: &[Ex], stages: &[Vec<Ex>], memory: &mut Memory, symbols:
         ram.borrow_mut().forget_locals();
         for (stores, free) in stages.iter().zip(&free) {
             let outs: Vec<Ex> = free.iter().copied().filter(|r| !rows.contains(r)).collect();
-            let parts: Vec<Ex> = stores.iter().flat_map(|s| s.args().split_off(1)).collect();
+            let first = |s: &Ex| if s.op() == Op::TileProduct { 3 } else { 1 };
+            let parts: Vec<Ex> = stores.iter().flat_map(|s| s.args().split_off(first(s))).collect();
             each(&outs, env, &mut |env| {
                 let values = eval_all(&parts, env, &mut ranges);
                 let mut values = values.into_iter();
                 for &store in stores {
+                    if store.op() == Op::TileProduct {
+                        let at = std::array::from_fn(|_| values.next().unwrap()[0].as_int());
+                        ram.borrow_mut().tile_product(store, at);
+                        continue;
+                    }
                     let (index, value) = (values.next().unwrap(), values.next().unwrap());
                     let gate = (store.args().len() > 3).then(|| values.next().unwrap());
                     for (lane, &v) in value.iter().enumerate() {
@@ -121,6 +127,22 @@ impl Ram<'_> {
         };
         let bytes = bytes.get(self.at(mem, element, self.lengths[&mem.id].1));
         Bits::read(mem.dtype().scalar, bytes.unwrap_or(&[POISON; 8]))
+    }
+
+    fn tile_product(&mut self, e: Ex, [c_at, a_at, b_at, stride, steps]: [i64; 5]) {
+        let (c, a, b) = (e.arg(0), e.arg(1), e.arg(2));
+        let mut sums = [0f32; 256];
+        for k in 0..32 * steps {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let (row, column) = (i as i64 / 16, i as i64 % 16);
+                let x = self.read(a, a_at + row * stride + k).as_float();
+                let y = self.read(b, b_at + k / 2 * 32 + 2 * column + k % 2).as_float();
+                *sum += x * y;
+            }
+        }
+        for (i, sum) in sums.into_iter().enumerate() {
+            self.write(c, c_at + i as i64, Bits::float(sum));
+        }
     }
 
     fn write(&mut self, mem: Ex, element: i64, value: Bits) {

@@ -55,6 +55,8 @@ struct Machine<'a> {
     ends: Vec<usize>,
     /// The lanes an instruction has computed for one thread.
     result: Vec<Bits>,
+    /// The accumulators of the tile unit.
+    tiles: Vec<[f32; 256]>,
     grid: i64,
     /// The instruction that is running.
     at: usize,
@@ -94,6 +96,7 @@ impl<'a> Machine<'a> {
             first,
             ends,
             result: vec![],
+            tiles: vec![],
             grid: 0,
             at: 0,
             block: 0,
@@ -177,6 +180,23 @@ impl<'a> Machine<'a> {
                             self.result.push(folded);
                         }
                         group.for_each(|t| self.set(*dst, t));
+                    }
+                }
+                Inst::TileZero { n } => self.tiles = vec![[0.0; 256]; *n],
+                Inst::TileMul { a_mem, a, stride, b_mem, b } => {
+                    for (i, &a) in a.iter().enumerate() {
+                        for (j, &b_at) in b.iter().enumerate() {
+                            self.tile_mul(i * b.len() + j, (*a_mem, a, *stride), (*b_mem, b_at))?;
+                        }
+                    }
+                }
+                Inst::TileStore { mem, index } => {
+                    for (tile, at) in index.iter().enumerate() {
+                        let start = self.scalar(*at, 0).as_int() as i128;
+                        for i in 0..256 {
+                            let v = Bits::float(self.tiles[tile][i]);
+                            self.write(*mem, start + i as i128, 0, v)?;
+                        }
                     }
                 }
                 Inst::TileDot { dst, mem, index, offset, stride, b } => {
@@ -377,12 +397,32 @@ impl<'a> Machine<'a> {
                     result.push(products.fold(*acc, |x, y| scalar::binary(Binary::Add, Scalar::I32, x, y)));
                 }
             }
+            Op::Pairs => result.extend((0..lanes).map(|l| scalar::pair(arg(l % 2)[l / 2]))),
             Op::Lookup(table) => result.extend(arg(0).iter().map(|a| {
                 let entry = table.to_le_bytes()[a.0 as usize & 15];
                 Bits::read(to.scalar, &[entry])
             })),
         }
         self.result = result;
+    }
+
+    /// One accumulator gains the product of two tiles.
+    fn tile_mul(&mut self, tile: usize, a: (Mem, Reg, i64), b: (Mem, Reg)) -> Run {
+        let (a_start, b_start) = (self.scalar(a.1, 0).as_int() as i128, self.scalar(b.1, 0).as_int() as i128);
+        let wide = |v: Bits| scalar::cast(Scalar::BF16, Scalar::F32, v).as_float();
+        let mut columns = vec![];
+        for i in 0..512 {
+            columns.push(wide(self.read(b.0, b_start + i, 0)?));
+        }
+        for row in 0..16 {
+            for k in 0..32 {
+                let x = wide(self.read(a.0, a_start + row as i128 * a.2 as i128 + k as i128, 0)?);
+                for c in 0..16 {
+                    self.tiles[tile][16 * row + c] += x * columns[32 * (k / 2) + 2 * c + k % 2];
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Leaves one row of a tile product in `result`: the row of `a` starts at `start`.

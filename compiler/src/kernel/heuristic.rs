@@ -4,6 +4,7 @@
 //! products by four, the rest of the rows over the grid. On a GPU: a warp shares the blocks of a few rows.
 
 use super::keep::interleaved;
+use super::tiles::sums_tiles;
 use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
 use crate::dtype::DType;
@@ -23,7 +24,7 @@ const BLOCK: i64 = 256;
 
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
-    let kept = p.keep_weights();
+    let kept = if p.keep_tiles() { p.s.kernel.stages.len() - 1 } else { p.keep_weights() };
     for stage in kept..p.s.kernel.stages.len() {
         if caps.lanes > 1 { p.gpu_stage(stage) } else { p.cpu_stage(stage) }
     }
@@ -74,6 +75,30 @@ impl<'g> Proposal<'g, '_> {
             Some((self.s.axes.iter().position(|a| a.range == range)?, weights))
         });
         products.collect()
+    }
+
+    /// Sends the longest axis of tokens through a tile unit, where there is one. The weights' rows are the lanes in which
+    /// they are unpacked, and in which the sums are finished.
+    fn keep_tiles(&mut self) -> bool {
+        if !self.caps.tile || self.s.kernel.stages.len() > 1 {
+            return false;
+        }
+        let store = self.s.kernel.stages[0].store;
+        let mut tokens: Vec<_> =
+            self.outs(0).into_iter().filter(|(_, a)| sums_tiles(store, a.range)).collect();
+        tokens.sort_by_key(|(_, a)| std::cmp::Reverse(a.range.arg(0).bounds().1));
+        if !tokens.into_iter().any(|(m, _)| self.put(Action::Keep, m, 0)) {
+            return false;
+        }
+        let stages = self.s.kernel.stages.len();
+        for stage in 0..stages - 2 {
+            if let [.., (two, _), (lane, _), (side, _)] = self.serial(stage, |r| r == Role::Out(stage))[..] {
+                self.put(Action::Upcast, side, 0);
+                self.put(Action::Vector, lane, 0);
+                self.put(Action::Upcast, two, 0);
+            }
+        }
+        true
     }
 
     /// Unpacks weights once for all tiles of tokens, and long before a tile loads them: bytes that are still on their way

@@ -7,6 +7,7 @@
 pub mod heuristic;
 mod keep;
 pub mod search;
+mod tiles;
 
 use crate::codegen::Caps;
 use crate::graph::{Ex, Id, Kind, Op, rebuild, topo};
@@ -46,8 +47,8 @@ pub enum Action {
     Dot4,
     /// An output axis by 16 and the reduction below it: AMX. Goes with `Dot4` and `Vector(16)` on the columns.
     Tile,
-    /// Weights of byte products that this output axis shares are unpacked once, into local memory. Comes first; the axes
-    /// are numbered anew.
+    /// Weights that this output axis shares are unpacked once, into local memory; where products are of bf16, the axis
+    /// goes through a tile unit. Comes first; the axes are numbered anew.
     Keep,
     /// Exchanges the axis with axis `n` of the same kind: loop order.
     Swap,
@@ -199,6 +200,11 @@ impl<'g> Scheduled<'g> {
             (n, _) => n,
         };
         let threads = caps.lanes > 1;
+        if let Role::Out(s) = axis.role
+            && self.kernel.stages[s].store.op() == Op::TileProduct
+        {
+            refuse!("{opt}: the tile unit takes the stage as it is");
+        }
         if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
             refuse!("{opt}: the stages share local memory, which holds one row");
         }
@@ -252,6 +258,10 @@ impl<'g> Scheduled<'g> {
                 }
             }
             Action::Keep if reduce || threads => refuse!("{opt}: wants an output axis, and a CPU"),
+            Action::Keep if tiles::sums_tiles(self.kernel.stages[0].store, axis.range) => match caps.tile {
+                true => self.keep_tiles(opt.axis as usize)?,
+                false => refuse!("{opt}: wants a tile unit"),
+            },
             Action::Keep => self.keep(opt.axis as usize)?,
             Action::Swap => {
                 let (a, b) = (opt.axis as usize, opt.n as usize);
@@ -301,6 +311,7 @@ impl<'g> Scheduled<'g> {
         let index = if top { inner * outer.arg(0) + outer } else { outer * n + inner };
         let guard = match old.extent() {
             Some(e) if e % n == 0 => None,
+            None if simplify1(extent % n).as_int() == Some(0) => None,
             _ => Some(index.lt(extent)),
         };
         let order = if top { [inner, outer] } else { [outer, inner] };

@@ -47,7 +47,7 @@ pub fn check(kernel: &Kernel, stages: &[Vec<Ex>], level: Level) -> Result<(), Vi
         let given: Vec<Id> = kernel.rows.iter().chain(&stage.outs).map(|r| r.id).collect();
         for &s in stores {
             let fail = |why: &str| Violation { at: s.id, why: why.into() };
-            if s.op() != Op::Store {
+            if !matches!(s.op(), Op::Store | Op::TileProduct) {
                 return Err(fail("a stage ends in stores"));
             }
             if ranges.of(s).iter().any(|r| !given.contains(r)) {
@@ -98,6 +98,14 @@ fn node(e: Ex, level: Level) -> Check {
             ensure(is_index(args[1]), || format!("index is {}", args[1].dtype()))
         }
         Op::TileDot(_) => tile(e, &args, level),
+        Op::TileProduct => {
+            let [c, a, b, at @ ..] = &args[..] else { return Err("too few arguments".into()) };
+            ensure(at.len() == 5 && at.iter().all(|i| is_index(*i)), || "five indices".into())?;
+            ensure(at[3].as_int().is_some(), || "rows are a known number of elements apart".into())?;
+            access(e, *c, DType::F32, None)?;
+            let half = |m: &Ex| matches!(m.op(), Op::Buffer(_) | Op::Local(_)) && m.dtype() == DType::BF16;
+            ensure(half(a) && half(b), || "products are of bf16".into())
+        }
         Op::TileRow => {
             let of_tile = matches!(args[..], [t, m] if matches!(t.op(), Op::TileDot(_)) && is_index(m));
             ensure(of_tile, || "a row is of a tile".into())?;

@@ -143,11 +143,7 @@ impl Checker<'_> {
             }
             Inst::Store { mem, index, value, gate, .. } => {
                 self.access(*mem, dtype(value))?;
-                if let Mem::Global(i) = mem {
-                    ensure(self.program.buffers[*i as usize].1, || {
-                        format!("{mem} is not flagged as written")
-                    })?;
-                }
+                self.written(*mem)?;
                 self.is(*index, DType::INDEX)?;
                 self.gate(*gate, dtype(value).lanes)
             }
@@ -175,6 +171,23 @@ impl Checker<'_> {
                 ensure(width.is_power_of_two() && threads.is_multiple_of(*width), || {
                     format!("width {width} is not a power of two that divides {threads} threads")
                 })
+            }
+            Inst::TileZero { n } => {
+                ensure(self.program.threads == 1, || "tiles belong to one thread".into())?;
+                ensure((1..=4).contains(n), || format!("{n} accumulators"))
+            }
+            Inst::TileMul { a_mem, a, b_mem, b, .. } => {
+                for mem in [a_mem, b_mem] {
+                    self.access(*mem, DType::BF16)?;
+                }
+                let few = |v: &[Reg]| (1..=2).contains(&v.len());
+                ensure(few(a) && few(b), || "one or two tiles of each".into())?;
+                a.iter().chain(b).try_for_each(|r| self.is(*r, DType::INDEX))
+            }
+            Inst::TileStore { mem, index } => {
+                self.access(*mem, DType::F32)?;
+                self.written(*mem)?;
+                index.iter().try_for_each(|r| self.is(*r, DType::INDEX))
             }
             Inst::TileDot { dst, mem, index, b, .. } => {
                 let (column, row) = match self.element(*mem)?.scalar {
@@ -210,6 +223,11 @@ impl Checker<'_> {
         ensure(value.scalar == element.scalar, || format!("{value} in a memory of {element}"))
     }
 
+    fn written(&self, mem: Mem) -> Check {
+        let Mem::Global(i) = mem else { return Ok(()) };
+        ensure(self.program.buffers[i as usize].1, || format!("{mem} is not flagged as written"))
+    }
+
     fn gate(&self, gate: Option<Reg>, lanes: u16) -> Check {
         let Some(g) = gate else { return Ok(()) };
         let t = self.program.dtype(g);
@@ -225,7 +243,7 @@ pub(super) fn operation(op: &Op, dst: DType, args: &[DType]) -> Check {
         Op::Const(_) | Op::Symbol(_) | Op::Grid | Op::Thread | Op::Iota => 0,
         Op::Unary(_) | Op::Cast | Op::Bitcast | Op::Spread | Op::Repeat => 1,
         Op::Extract(_) | Op::Slice(_) | Op::Fold(_) | Op::Lookup(_) => 1,
-        Op::Binary(_) => 2,
+        Op::Binary(_) | Op::Pairs => 2,
         Op::Fma | Op::Where | Op::Dot4 => 3,
         Op::Stack => dst.lanes as usize,
     };
@@ -285,6 +303,10 @@ pub(super) fn operation(op: &Op, dst: DType, args: &[DType]) -> Check {
             let wide = dst.lanes.checked_mul(4).ok_or("too many lanes")?;
             let want = [dst, Scalar::U8.vec(wide), Scalar::I8.vec(wide)];
             ensure(args == want, || format!("takes {want:?}, not {args:?}"))
+        }
+        Op::Pairs => {
+            all_are(Scalar::F32.vec(dst.lanes / 2))?;
+            gives(Scalar::BF16.vec(2 * args[0].lanes))
         }
         Op::Lookup(_) => {
             all_are(Scalar::U8.vec(dst.lanes))?;

@@ -113,7 +113,7 @@ fn lines(stores: &[Ex]) -> Vec<String> {
         let text = show(e, &|a| texts[&a.id].clone());
         let leaf = matches!(e.op(), Op::Buffer(_) | Op::Symbol(_) | Op::Const(_));
         let shared = uses.get(&e.id).is_some_and(|n| *n > 1) && text.len() > SHARED;
-        let text = if e.op() == Op::Store {
+        let text = if matches!(e.op(), Op::Store | Op::TileProduct) {
             out.push(text.clone());
             text
         } else if !leaf && (shared || text.len() > LONG) {

@@ -259,7 +259,7 @@ impl<'g> Parser<'g> {
 }
 
 /// Operations that hold nothing.
-const PLAIN: [Op; 21] = [
+const PLAIN: [Op; 24] = [
     Op::Iota,
     Op::Where,
     Op::Cast,
@@ -279,8 +279,11 @@ const PLAIN: [Op; 21] = [
     Op::Stack,
     Op::Fma,
     Op::Dot4,
+    Op::Pairs,
     Op::LoadLanes,
     Op::TileRow,
+    Op::TileProduct,
+    Op::Segment,
 ];
 
 /// `Fold(Sum,1)` as its name and what stands in the parentheses, up to the last one: buffers may be named anything.

@@ -130,6 +130,18 @@ impl<'a> Parser<'a> {
             Ok(Inst::End { next, out: separated(c, ",", |c| self.def(c))? })
         } else if c.eat("barrier") {
             Ok(Inst::Barrier)
+        } else if c.eat("tilezero ") {
+            Ok(Inst::TileZero { n: c.number()? })
+        } else if c.eat("tilemul ") {
+            let (a_mem, a) = self.places(c)?;
+            c.want("by")?;
+            let stride = c.number()?;
+            c.want("of")?;
+            let (b_mem, b) = self.places(c)?;
+            Ok(Inst::TileMul { a_mem, a, stride, b_mem, b })
+        } else if c.eat("tilestore ") {
+            let (mem, index) = self.places(c)?;
+            Ok(Inst::TileStore { mem, index })
         } else if c.eat("[") {
             let dst = separated(c, ",", |c| self.def(c))?;
             c.want("=")?;
@@ -210,13 +222,7 @@ impl<'a> Parser<'a> {
 
     /// `g0[%1 + 16]`.
     fn place(&mut self, c: &mut Cursor<'a>) -> Result<(Mem, Reg, i64), ParseError> {
-        let mem = if c.eat("g") {
-            Mem::Global(c.number()?)
-        } else if c.eat("l") {
-            Mem::Local(c.number()?)
-        } else {
-            return c.fail("a memory such as `g0` or `l0`");
-        };
+        let mem = memory(c)?;
         c.want("[")?;
         let index = self.used(c)?;
         let digits = |k: char| k.is_ascii_digit();
@@ -229,6 +235,23 @@ impl<'a> Parser<'a> {
         };
         c.want("]")?;
         Ok((mem, index, offset))
+    }
+
+    /// `g0[%1 %2]`.
+    fn places(&mut self, c: &mut Cursor<'a>) -> Result<(Mem, Vec<Reg>), ParseError> {
+        let mem = memory(c)?;
+        c.want("[")?;
+        Ok((mem, separated(c, "", |c| self.used(c))?))
+    }
+}
+
+fn memory(c: &mut Cursor) -> Result<Mem, ParseError> {
+    if c.eat("g") {
+        Ok(Mem::Global(c.number()?))
+    } else if c.eat("l") {
+        Ok(Mem::Local(c.number()?))
+    } else {
+        c.fail("a memory such as `g0` or `l0`")
     }
 }
 
@@ -259,6 +282,7 @@ fn op(t: &str) -> Option<Op> {
         Op::Repeat,
         Op::Stack,
         Op::Dot4,
+        Op::Pairs,
     ];
     let fold = || named(&Fold::ALL, t.strip_prefix("Fold")?).map(Op::Fold);
     named(&Unary::ALL, t)

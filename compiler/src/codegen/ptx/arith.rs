@@ -100,6 +100,7 @@ impl Emitter<'_> {
                 (0..lanes).map(|l| self.asm.r("dp4a.u32.s32", &[v[1][l], v[2][l], v[0][l]])).collect()
             }
             Op::Lookup(table) => self.lookup(table, &v[0], from, t),
+            Op::Pairs => panic!("pairs of bf16 are for tile products, which are not for PTX"),
         }
     }
 

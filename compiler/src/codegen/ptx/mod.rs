@@ -229,7 +229,7 @@ impl<'a> Emitter<'a> {
                 let value = self.lane_reduce(*src, *fold, *width);
                 self.set(*dst, value);
             }
-            Inst::TileDot { .. } => {
+            Inst::TileDot { .. } | Inst::TileZero { .. } | Inst::TileMul { .. } | Inst::TileStore { .. } => {
                 panic!("tile products are not for PTX: instruction {at} of\n{}", self.program)
             }
         }

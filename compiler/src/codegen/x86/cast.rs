@@ -1,6 +1,6 @@
 //! Conversions between element types. Chains go through i32 and f32: what has no direct instruction is made of two.
 
-use super::lower::{Lower, splat};
+use super::lower::{Cached, Lower, splat};
 use super::mach::{Address, Arg, Size};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::linear::Reg;
@@ -303,6 +303,17 @@ impl Lower<'_> {
             self.blend_elements(size, is_nan, nan, rounded)
         };
         self.narrow(4, 2, size, bits)
+    }
+
+    /// Two f32x16 as one bf16x32, lane by lane side by side.
+    pub fn pairs(&mut self, args: &[Reg]) -> VReg {
+        assert!(self.features.amx, "{} has pairs of bf16, which come with AMX", self.p.name);
+        let [low, high] = [args[0], args[1]].map(|r| Arg::Use(self.reg(r), Size::Z));
+        let halves = self.vec_def(M::Vcvtne2ps2bf16, Size::Z, &[high, low]);
+        let order: Vec<u8> = (0..32u16).flat_map(|l| (l / 2 + l % 2 * 16).to_le_bytes()).collect();
+        let order = self.constant_at(&order);
+        let order = self.cached(Cached::Interleave, |l| l.load_vector(64, order));
+        self.vec_def(M::Vpermw, Size::Z, &[Arg::Use(order, Size::Z), Arg::Use(halves, Size::Z)])
     }
 
     pub fn bitcast(&mut self, t: DType, from: Reg) -> VReg {

@@ -54,6 +54,8 @@ pub(super) enum Cached {
     /// register.
     Count(VReg, u32),
     CountVector(VReg, u32),
+    /// The order that puts two halves side by side, lane by lane.
+    Interleave,
     /// What so many bits shifted by a scalar leave of a byte, in every lane.
     Shifted(i64, Binary, VReg, Size),
 }
@@ -181,27 +183,23 @@ impl<'a> Lower<'a> {
     /// Buffer addresses and symbols that something reads.
     fn load_arguments(&mut self, args: VReg) {
         for (i, inst) in self.p.code.iter().enumerate() {
-            let mem = match inst {
-                Inst::Load { mem, .. }
-                | Inst::Gather { mem, .. }
-                | Inst::Store { mem, .. }
-                | Inst::Prefetch { mem, .. }
-                | Inst::TileDot { mem, .. } => Some(*mem),
-                _ => None,
+            let word = |l: &mut Self, at: usize| {
+                let address = Address::new(Base::Reg(args), 8 * at as i32, 8);
+                l.int_def(M::Mov, Size::B8, &[Arg::Mem(address)])
             };
             // A merged load is not emitted but still reads its buffer.
-            let at = match (inst, mem) {
-                (_, Some(Mem::Global(b))) if self.globals[b as usize].is_none() => b as usize,
-                (Inst::Op { op: Op::Symbol(s), .. }, _) if self.plan.emitted[i] => {
-                    self.p.buffers.len() + *s as usize
+            for mem in inst.memory() {
+                if let Mem::Global(b) = mem
+                    && self.globals[b as usize].is_none()
+                {
+                    self.globals[b as usize] = Some(word(self, b as usize));
                 }
-                _ => continue,
-            };
-            let address = Address::new(Base::Reg(args), 8 * at as i32, 8);
-            let v = self.int_def(M::Mov, Size::B8, &[Arg::Mem(address)]);
-            match (inst, mem) {
-                (_, Some(_)) => self.globals[at] = Some(v),
-                (inst, _) => self.set(inst.defs()[0], v),
+            }
+            if let Inst::Op { dst, op: Op::Symbol(s), .. } = inst
+                && self.plan.emitted[i]
+            {
+                let v = word(self, self.p.buffers.len() + *s as usize);
+                self.set(*dst, v);
             }
         }
     }
@@ -267,6 +265,9 @@ impl<'a> Lower<'a> {
                 self.set(*dst, v);
             }
             Inst::TileDot { dst, b, stride, .. } => self.tile_dot(i, inst, dst, b, *stride),
+            Inst::TileZero { n } => (0..*n).for_each(|i| self.op(M::Tilezero, &[Arg::Tile(i as u8)])),
+            Inst::TileMul { a_mem, a, stride, b_mem, b } => self.tile_mul((*a_mem, a, *stride), (*b_mem, b)),
+            Inst::TileStore { mem, index } => self.tile_store(*mem, index),
         }
     }
 }

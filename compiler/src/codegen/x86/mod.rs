@@ -79,7 +79,7 @@ impl Target for X86 {
             vector_bytes: self.features.vector_bytes() as u16,
             lanes: 1,
             max_threads: 1,
-            local_bytes: 1 << 20,
+            local_bytes: 8 << 20,
             dot4: true,
             tile: self.features.amx,
             transcendental: false,

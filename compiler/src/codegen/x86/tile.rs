@@ -4,12 +4,14 @@
 //! B comes from memory where its vectors are loads of one place after the other, else they go through the stack; its tile
 //! is kept while the block's next products name the same vectors. The results lie on the stack, the last few of them, so
 //! that a conversion can read its row from there.
+//!
+//! Sums of products of bf16 stay in tiles 0 to 3, with two tiles for A and two for B; a program has these or the others.
 
 use super::lower::Lower;
 use super::mach::{Address, Arg, Base, Size};
 use super::plan::RESULTS;
 use crate::dtype::Scalar;
-use crate::linear::{Inst, Reg};
+use crate::linear::{Inst, Mem, Reg};
 use iced_x86::Mnemonic as M;
 
 /// Cells of the stack where B and the result pass through; the first four belong to other sequences.
@@ -39,34 +41,52 @@ impl Lower<'_> {
 
     pub fn configure_tiles(&mut self) {
         let heights = self.tile_heights();
-        if heights.is_empty() {
+        if !self.uses_tiles() {
             return;
         }
         assert!(self.features.amx, "{} has tile products, which need AMX", self.p.name);
+        if self.sums_tiles() {
+            assert!(heights.is_empty(), "{} has two kinds of tile products", self.p.name);
+            return self.load_tile_shapes([(16, 64); 8]);
+        }
         if heights.len() <= TILE_PAIRS {
             self.load_tile_config(&heights);
         }
     }
 
     fn load_tile_config(&mut self, heights: &[usize]) {
+        let mut shapes = [(0, 0); 8];
+        shapes[0] = (16, 64);
+        for (i, h) in heights.iter().enumerate() {
+            shapes[1 + 2 * i] = (16, 4 * h);
+            shapes[2 + 2 * i] = (*h, 64);
+        }
+        self.load_tile_shapes(shapes);
+    }
+
+    /// Rows and bytes a row of each tile.
+    fn load_tile_shapes(&mut self, shapes: [(usize, usize); 8]) {
         // Palette 1; 16-bit row lengths from byte 16 on, row counts from byte 48 on.
         let mut config = [0u8; 64];
         config[0] = 1;
-        let mut shape = |tile: usize, rows: usize, bytes: usize| {
+        for (tile, (rows, bytes)) in shapes.into_iter().enumerate() {
             config[16 + 2 * tile] = bytes as u8;
             config[48 + tile] = rows as u8;
-        };
-        shape(0, 16, 64);
-        for (i, h) in heights.iter().enumerate() {
-            shape(1 + 2 * i, 16, 4 * h);
-            shape(2 + 2 * i, *h, 64);
         }
         let a = self.constant_at(&config);
         self.op(M::Ldtilecfg, &[Arg::Mem(a.with_bytes(0))]);
     }
 
+    fn sums_tiles(&self) -> bool {
+        self.p.code.iter().any(|i| matches!(i, Inst::TileZero { .. }))
+    }
+
+    fn uses_tiles(&self) -> bool {
+        self.sums_tiles() || !self.tile_heights().is_empty()
+    }
+
     pub fn release_tiles(&mut self) {
-        if !self.tile_heights().is_empty() {
+        if self.uses_tiles() {
             self.op(M::Tilerelease, &[]);
         }
     }
@@ -75,6 +95,39 @@ impl Lower<'_> {
     pub fn tile_row(&mut self, at: usize, row: usize) -> Address {
         let result = self.plan.tiles[at] % RESULTS;
         self.cell(RESULT_CELL + ROWS * result + row, 64)
+    }
+
+    /// Where rows `bytes` apart begin at an element of `mem`.
+    fn tile_rows(&mut self, mem: Mem, index: Reg, element: u8, bytes: i64) -> Arg {
+        let (base, offset) = self.buffer(mem);
+        let index = Some((self.reg(index), element));
+        let first = self.lea(Address { index, ..Address::new(Base::Reg(base), offset as i32, 0) });
+        let apart = self.imm(bytes);
+        Arg::Mem(Address { index: Some((apart, 1)), ..Address::new(Base::Reg(first), 0, 0) })
+    }
+
+    pub fn tile_mul(&mut self, (a_mem, a, stride): (Mem, &[Reg], i64), (b_mem, b): (Mem, &[Reg])) {
+        const A: u8 = 4;
+        const B: u8 = 6;
+        for (j, &at) in b.iter().enumerate() {
+            let rows = self.tile_rows(b_mem, at, 2, 64);
+            self.op(M::Tileloadd, &[Arg::Tile(B + j as u8), rows]);
+        }
+        for (i, &at) in a.iter().enumerate() {
+            let rows = self.tile_rows(a_mem, at, 2, 2 * stride);
+            self.op(M::Tileloadd, &[Arg::Tile(A + i as u8), rows]);
+            for j in 0..b.len() {
+                let [sum, a, b] = [(i * b.len() + j) as u8, A + i as u8, B + j as u8].map(Arg::Tile);
+                self.op(M::Tdpbf16ps, &[sum, a, b]);
+            }
+        }
+    }
+
+    pub fn tile_store(&mut self, mem: Mem, index: &[Reg]) {
+        for (tile, &at) in index.iter().enumerate() {
+            let rows = self.tile_rows(mem, at, 4, 64);
+            self.op(M::Tilestored, &[rows, Arg::Tile(tile as u8)]);
+        }
     }
 
     pub fn tile_dot(&mut self, number: usize, inst: &Inst, dst: &[Reg], b: &[Reg], stride: i64) {

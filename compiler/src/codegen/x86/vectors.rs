@@ -46,6 +46,7 @@ impl Lower<'_> {
             Op::Fold(f) => self.fold(f, args[0]),
             Op::Dot4 => self.dot4(at, t, args),
             Op::Lookup(table) => self.lookup(t, table, args[0]),
+            Op::Pairs => self.pairs(args),
             Op::Iota => {
                 let lanes: Vec<u8> = (0..t.lanes as i32).flat_map(i32::to_le_bytes).collect();
                 if t.lanes == 1 {

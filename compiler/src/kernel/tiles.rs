@@ -1,0 +1,228 @@
+//! Sums of bf16 products on a tile unit.
+//!
+//! In: a kernel of one stage whose sums are of products of bf16, as loops. Out: the same in stages. One for each kind of
+//! weights writes what all tokens share into local memory as the unit reads it: 32 inputs in 16 pairs, of each pair 16
+//! rows. The next multiplies tiles of 16 tokens with them, two by two, into local memory. The last finishes what is left
+//! of the expression.
+
+use super::keep::axes;
+use super::{Illegal, Scheduled};
+use crate::dtype::DType;
+use crate::graph::{Ex, Id, Kind, Op, topo};
+use crate::rewrite::substitute;
+use crate::rules::sum::affine;
+use crate::rules::{simplify, simplify1};
+use crate::scalar::{Binary, Fold};
+use crate::schedule::{Kernel, Stage};
+use std::collections::HashMap;
+
+/// Rows and columns of a tile; a step of the unit takes twice as many inputs.
+const TILE: i64 = 16;
+const STEP: i64 = 32;
+/// Elements of a step's weights.
+const WEIGHTS: i64 = TILE * STEP;
+
+/// Bytes of activations that stay in a core's cache while weights pass by, and of unpacked weights.
+const ACTIVATIONS: i64 = 1 << 20;
+const UNPACKED: i64 = 1 << 20;
+
+macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
+
+/// The factors of a product of two bf16 numbers.
+pub fn half_factors<'g>(body: Ex<'g>) -> Option<(Ex<'g>, Ex<'g>)> {
+    let half = |e: Ex<'g>| {
+        (e.op() == Op::Cast && e.dtype() == DType::F32 && e.arg(0).dtype() == DType::BF16).then(|| e.arg(0))
+    };
+    (body.op() == Op::Binary(Binary::Mul)).then(|| Some((half(body.arg(0))?, half(body.arg(1))?)))?
+}
+
+/// A sum of products: the fold, what depends on the tokens, what does not, and the ranges summed over.
+struct Product<'g> {
+    fold: Ex<'g>,
+    tokens: Ex<'g>,
+    weights: Ex<'g>,
+    over: Vec<Ex<'g>>,
+}
+
+fn products<'g>(store: Ex<'g>, across: Ex<'g>) -> Option<Vec<Product<'g>>> {
+    let folds = topo(&[store]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
+    let product = |fold: Ex<'g>| {
+        let (Op::Fold(Fold::Sum, 1), [body, over @ ..]) = (fold.op(), &fold.args()[..]) else { return None };
+        let (a, b) = half_factors(*body)?;
+        let (tokens, weights) = match [a, b].map(|x| topo(&[x]).contains(&across)) {
+            [true, false] => (a, b),
+            [false, true] => (b, a),
+            _ => return None,
+        };
+        Some(Product { fold, tokens, weights, over: over.to_vec() })
+    };
+    folds.map(product).collect::<Option<Vec<_>>>().filter(|p| !p.is_empty())
+}
+
+/// Can the tokens along this range go through a tile unit?
+pub fn sums_tiles<'g>(store: Ex<'g>, across: Ex<'g>) -> bool {
+    let enough = across.arg(0).as_int().is_none_or(|n| n >= TILE);
+    enough && products(store, across).is_some()
+}
+
+fn multiple(extent: Ex, of: i64) -> bool {
+    simplify1(extent % of).as_int() == Some(0)
+}
+
+/// The number of elements by which loads below `e` walk along a range; the smallest.
+fn stride(e: Ex, range: Ex) -> i64 {
+    let loads = topo(&[e]).into_iter().filter(|e| e.op() == Op::Load);
+    let strides = loads.filter_map(|l| Some(affine(l.arg(1), &[range])?.1[0])).filter(|s| *s != 0);
+    strides.map(i64::abs).min().unwrap_or(i64::MAX)
+}
+
+impl<'g> Scheduled<'g> {
+    /// Sends the tokens along `axis` through the tile unit.
+    pub(super) fn keep_tiles(&mut self, axis: usize) -> Result<(), Illegal> {
+        if self.kernel.stages.len() > 1 || self.axes.iter().any(|a| a.kind() != Kind::Serial) {
+            refuse!("tiles come before other options, and for a kernel of one stage");
+        }
+        let across = self.axes[axis].range;
+        let stage = &self.kernel.stages[0];
+        let Some(found) = products(stage.store, across) else {
+            refuse!("tiles: other sums than of bf16 products")
+        };
+        let depends = |e: Ex<'g>, r: Ex<'g>| topo(&[e]).contains(&r);
+        let own = |r: &Ex<'g>| found.iter().all(|p| depends(p.weights, *r) && !depends(p.tokens, *r));
+        let columns: Vec<Ex> = self.kernel.rows.iter().chain(&stage.outs).copied().filter(own).collect();
+        let near = |r: &&Ex<'g>| (r.arg(0).as_int() != Some(TILE), stride(found[0].weights, **r));
+        let Some(&column) = columns.iter().filter(|r| multiple(r.arg(0), TILE)).min_by_key(near) else {
+            refuse!("tiles: no {TILE} rows of weights side by side")
+        };
+        let inputs: i64 = found[0].over.iter().map(|r| r.arg(0).bounds().1).product();
+        let alone = found.len() == 1;
+        let (lanes, rows) = match column.arg(0).as_int() {
+            Some(TILE) => (column, columns.into_iter().rfind(|r| *r != column)),
+            _ => {
+                let (outer, inner) = self.divide(column, TILE);
+                (inner, Some(outer))
+            }
+        };
+        // Two rows of tiles, if there are no two kinds of weights.
+        let fits = alone && 2 * inputs * TILE * 2 <= UNPACKED;
+        let pair = rows.filter(|r| fits && multiple(r.arg(0), 2)).map(|r| match r.arg(0).as_int() {
+            Some(2) => r,
+            _ => self.divide(r, 2).1,
+        });
+        let most = (ACTIVATIONS / (2 * inputs)).clamp(4 * TILE, 32 * TILE);
+        let chunk = across.arg(0).as_int().and_then(|m| {
+            let whole = (1..=most / TILE).rev().map(|n| n * TILE).find(|c| m % c == 0);
+            whole.filter(|c| *c < m)
+        });
+        let across = chunk.map_or(across, |c| self.divide(across, c).1);
+        self.stages_of_tiles(across, lanes, pair)
+    }
+
+    /// Splits a range into loops outside and inside.
+    fn divide(&mut self, range: Ex<'g>, n: i64) -> (Ex<'g>, Ex<'g>) {
+        let at = self.axes.iter().position(|a| a.range == range).expect("an axis");
+        self.split(at, n, Kind::Serial, false);
+        (self.axes[at].range, self.axes.last().expect("just split").range)
+    }
+
+    fn stages_of_tiles(
+        &mut self,
+        across: Ex<'g>,
+        lanes: Ex<'g>,
+        pair: Option<Ex<'g>>,
+    ) -> Result<(), Illegal> {
+        let g = self.kernel.g;
+        let stage = self.kernel.stages[0].clone();
+        let found = products(stage.store, across).expect("splitting keeps products");
+        let (tokens, mut over) = (found[0].tokens, found[0].over.clone());
+        if found.len() > 2 || found.iter().any(|p| p.tokens != tokens || p.over != over) {
+            refuse!("tiles: sums of different activations, or too many");
+        }
+        let (Op::Load, [a_mem, at]) = (tokens.op(), &tokens.args()[..]) else {
+            refuse!("tiles: the activations are no plain loads")
+        };
+        let Some((_, strides)) = affine(*at, &[&[across], &over[..]].concat()) else {
+            refuse!("tiles: the activations are no rows")
+        };
+        let by: HashMap<Id, i64> = over.iter().zip(&strides[1..]).map(|(r, s)| (r.id, *s)).collect();
+        over.sort_by_key(|r| std::cmp::Reverse(by[&r.id]));
+        let mut apart = Some(1);
+        for r in over.iter().rev() {
+            if apart != Some(by[&r.id]) {
+                refuse!("tiles: the inputs are not side by side");
+            }
+            apart = apart.and_then(|n| Some(n * r.arg(0).as_int()?));
+        }
+        let (&last, outer) = over.split_last().expect("a fold has ranges");
+        if !multiple(last.arg(0), STEP) {
+            refuse!("tiles: the inputs are no multiple of {STEP}");
+        }
+        let steps = simplify1(over.iter().fold(g.int(1), |n, r| n * r.arg(0)) / STEP);
+        let most_steps = steps.bounds().1;
+        let groups = if pair.is_some() { 2 } else { found.len() as i64 };
+        let count = across.arg(0);
+        let most = (count.bounds().1 + TILE - 1) / TILE * TILE;
+        let weights = g.make(Op::Local(0), DType::BF16, &[g.int(groups * most_steps * WEIGHTS)]);
+        let sums = g.make(Op::Local(1), DType::F32, &[g.int(groups * most * TILE)]);
+        let own = |extent: Ex<'g>| g.new_range(extent, Kind::Serial);
+
+        let mut stages = vec![];
+        for (p, product) in found.iter().enumerate() {
+            let group = pair.map(|_| own(g.int(2)));
+            let copies: Vec<Ex> = outer.iter().map(|r| own(r.arg(0))).collect();
+            let block = (last.arg(0).as_int() != Some(STEP)).then(|| own(simplify1(last.arg(0) / STEP)));
+            let [two, lane, side] = [TILE, TILE, 2].map(|n| own(g.int(n)));
+            let element = block.map_or(g.int(0), |b| b * STEP) + two * 2 + side;
+            let mut map: HashMap<Id, Ex> = outer.iter().map(|r| r.id).zip(copies.iter().copied()).collect();
+            map.extend([(last.id, element), (lanes.id, lane)]);
+            map.extend(pair.zip(group).map(|(r, own)| (r.id, own)));
+            let terms = outer.iter().zip(&copies).map(|(r, &c)| c * (by[&r.id] / STEP));
+            let step = terms.chain(block).reduce(|a, b| a + b).unwrap_or(g.int(0));
+            let at = group.unwrap_or(g.int(p as i64)) * most_steps + step;
+            let at = (at * TILE + two) * STEP + lane * 2 + side;
+            let value = substitute(&[product.weights], &map)[0];
+            let outs = group.into_iter().chain(copies).chain(block).chain([two, lane, side]);
+            let store = g.make(Op::Store, DType::BF16, &[weights, at, value]);
+            stages.push(Stage { outs: outs.collect(), store });
+        }
+
+        let tiles = simplify1((count + (TILE - 1)) / TILE);
+        // Where a tile's tokens begin: the last tile ends with the last token.
+        let begin = |tile: Ex<'g>| match count.as_int() {
+            Some(n) if n % TILE == 0 => tile * TILE,
+            _ => (tile * TILE).min(count - TILE),
+        };
+        let two = tiles.as_int() != Some(1);
+        let (round, which) = (own(simplify1((tiles + 1) / 2)), g.new_range(g.int(2), Kind::Upcast));
+        let (tile, of_tiles) = match two {
+            true => ((round * 2 + which).min(tiles - 1), vec![round, which]),
+            false => (g.int(0), vec![]),
+        };
+        let group = (groups > 1).then(|| g.new_range(g.int(groups), Kind::Upcast));
+        let of_group = group.unwrap_or(g.int(0));
+        let mut first: HashMap<Id, Ex> = over.iter().map(|r| (r.id, g.int(0))).collect();
+        first.insert(across.id, begin(tile));
+        let [to, from] = [(of_group * most + tile * TILE) * TILE, substitute(&[*at], &first)[0]];
+        let of_weights = of_group * (most_steps * WEIGHTS);
+        let args = [sums, *a_mem, weights, to, from, of_weights, g.int(strides[0]), steps];
+        let outs = of_tiles.into_iter().chain(group).collect();
+        stages.push(Stage { outs, store: g.make(Op::TileProduct, DType::F32, &args) });
+
+        let tile = across / TILE;
+        let row = simplify1(tile * TILE + across - begin(tile));
+        let sum = |(p, product): (usize, &Product<'g>)| {
+            let at = (pair.unwrap_or(g.int(p as i64)) * most + row) * TILE + lanes;
+            (product.fold.id, g.make(Op::Load, DType::F32, &[sums, at]))
+        };
+        let loads: HashMap<Id, Ex> = found.iter().enumerate().map(sum).collect();
+        let outs: Vec<Ex> = self.kernel.rows.iter().chain(&stage.outs).copied().collect();
+        let inner = |r: &&Ex<'g>| **r == across || **r == lanes || Some(**r) == pair;
+        let (inner, rows): (Vec<Ex>, Vec<Ex>) = outs.iter().partition(inner);
+        stages.push(Stage { outs: inner, store: substitute(&[stage.store], &loads)[0] });
+        let stores = simplify(&stages.iter().map(|s| s.store).collect::<Vec<_>>());
+        stages.iter_mut().zip(stores).for_each(|(s, store)| s.store = store);
+        self.kernel = Kernel { g, name: self.kernel.name.clone(), rows, stages };
+        self.axes = axes(&self.kernel);
+        Ok(())
+    }
+}
