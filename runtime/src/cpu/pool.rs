@@ -6,6 +6,7 @@
 //! returns when all workers are back at the barrier: none of them holds a step beyond its end.
 
 use super::code::Entry;
+use crate::plan::{BETWEEN, Meetings};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -43,11 +44,8 @@ struct Shared {
     /// Whether every launch stands alone between two barriers, so that it can be timed.
     apart: AtomicBool,
     /// How many of a launch's shared grid indices are taken: a counter for each launch since the last barrier.
-    taken: [Line<AtomicU64>; SLOTS],
+    taken: [Line<AtomicU64>; BETWEEN],
 }
-
-/// Most launches between two barriers.
-const SLOTS: usize = 16;
 
 /// Keeps apart what different workers write (128 bytes because cache lines are fetched in pairs).
 #[repr(align(128))]
@@ -147,20 +145,15 @@ impl Shared {
     unsafe fn walk(&self, step: &Step, worker: usize, passed: &mut dyn FnMut()) {
         let apart = self.apart.load(Relaxed);
         let locals = step.locals.wrapping_add(worker * step.stride);
-        // The first launch since the last barrier, and whether worker 0 alone ran all of them.
-        let (mut first, mut alone) = (0, true);
+        let mut meetings = Meetings::default();
         let pass =
             |used: usize| self.barrier.wait(|| self.taken[..used].iter().for_each(|t| t.0.store(0, Relaxed)));
         passed();
         for (i, launch) in step.launches.iter().enumerate() {
-            let single = launch.grid <= 1;
-            let waits = launch.after.is_some_and(|a| a >= first) && !(alone && single);
-            if waits || i - first == SLOTS || (apart && i > 0) {
-                pass(i - first);
+            if let Some(used) = meetings.before(i, launch.grid, launch.after, apart) {
+                pass(used);
                 passed();
-                (first, alone) = (i, true);
             }
-            alone &= single;
             let args = step.words[launch.args..].as_ptr();
             // SAFETY: the caller's promise; the launches this one depends on are over, and each index is run once.
             let call = |lo, hi| unsafe { (launch.entry)(args, locals, lo, hi) };
@@ -168,10 +161,10 @@ impl Shared {
                 0 => {}
                 1 if worker == 0 => call(0, 1),
                 1 => {}
-                grid => self.share(grid, &self.taken[i - first].0, worker, call),
+                grid => self.share(grid, &self.taken[meetings.since(i)].0, worker, call),
             }
         }
-        pass(step.launches.len() - first);
+        pass(meetings.since(step.launches.len()));
         passed();
     }
 
