@@ -43,6 +43,9 @@ pub enum Command {
     /// Measures how surprised a model is by a text, as llama.cpp does
     #[command(after_help = PERPLEXITY_EXAMPLES)]
     Perplexity(Perplexity),
+    /// Shows where the time of a token goes: kernels, components, bandwidth
+    #[command(after_help = PROFILE_EXAMPLES)]
+    Profile(Profile),
     /// Lists the models that have names, and what is on this machine
     #[command(after_help = MODELS_EXAMPLES)]
     Models,
@@ -389,6 +392,52 @@ pub struct Perplexity {
     /// One JSON document instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+const PROFILE_EXAMPLES: &str = "Examples:
+  glimmer profile
+  glimmer profile model.gguf --depth 4096 --top 5
+  glimmer profile model.gguf --tokens 256 --html prompt.html
+  glimmer profile model.gguf --html token.html --trace token.json
+  glimmer profile model.gguf --source 3 > kernel.txt
+
+Launches are timed one by one; the step as it really runs is timed beside them. A trace opens in ui.perfetto.dev.";
+
+#[derive(clap::Args)]
+pub struct Profile {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of a step: 1 for decoding, more for a chunk of a prompt
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub tokens: usize,
+    /// Positions that are filled before them
+    #[arg(long, value_name = "POSITIONS", default_value_t = 0)]
+    pub depth: usize,
+    /// Timed steps; medians are reported
+    #[arg(long, value_name = "STEPS", default_value_t = 9, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub repeat: usize,
+    /// Only the kernels that take the most time
+    #[arg(long, value_name = "N")]
+    pub top: Option<usize>,
+    /// Print one kernel's IR and code instead: its number or its name
+    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["json", "top"])]
+    pub source: Option<String>,
+    /// One JSON document instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the step as a trace for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Also write a page to look at in a browser
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// GB/s that the machine reads memory with, instead of measuring it
+    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    pub bandwidth: Option<f64>,
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    within(text, "a positive number", |v| v > 0.0).map(f64::from)
 }
 
 const TEMPLATE_EXAMPLES: &str = "Examples:
