@@ -109,7 +109,9 @@ fn one(p: &Linear, inst: &Inst) -> Work {
             w.operations = match op {
                 Op::Fma => 2 * t.lanes as u64,
                 Op::Dot4 => 8 * t.lanes as u64,
-                Op::Binary(b) if float && !matches!(b, Binary::And | Binary::Or | Binary::Xor) => t.lanes as u64,
+                Op::Binary(b) if float && !matches!(b, Binary::And | Binary::Or | Binary::Xor) => {
+                    t.lanes as u64
+                }
                 Op::Fold(_) if float => p.dtype(args[0]).lanes as u64,
                 _ => 0,
             };
@@ -163,7 +165,11 @@ mod tests {
         let five = looped(|p| p.op(DType::I64, Op::Const(Bits::int(5)), &[]));
         let w = work(&five, &[0]);
         assert_eq!((w.operations, w.loaded, w.stored), (3 * 5 * 16, 3 * 5 * 32, 3 * 5 * 32));
-        assert_eq!(w.instructions, 3 * (1 + 4 * 5 + 1), "a constant, five rounds of `Loop` and its body, an `End`");
+        assert_eq!(
+            w.instructions,
+            3 * (1 + 4 * 5 + 1),
+            "a constant, five rounds of `Loop` and its body, an `End`"
+        );
     }
 
     #[test]

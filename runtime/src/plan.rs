@@ -187,7 +187,11 @@ mod tests {
         };
         assert_eq!(meetings(8, &[]), 2);
         assert_eq!(meetings(8, &[(0, 4), (0, 8), (0, 12)]), 2, "nothing depends");
-        assert_eq!(meetings(8, &[(0, 4), (4, 8), (4, 12), (8, 16)]), 4, "the third is independent of the second");
+        assert_eq!(
+            meetings(8, &[(0, 4), (4, 8), (4, 12), (8, 16)]),
+            4,
+            "the third is independent of the second"
+        );
         assert_eq!(meetings(1, &[(0, 4), (4, 8), (8, 12)]), 2, "one worker runs all");
         let many: Vec<_> = (0..=BETWEEN).map(|i| (0, 4 * i + 4)).collect();
         assert_eq!(meetings(8, &many), 3, "one more than fit between two meetings");

@@ -133,7 +133,9 @@ impl Module {
     }
     /// Each kernel with the buffers that it is given, in order.
     pub fn calls(&self) -> impl Iterator<Item = (&Compiled, Vec<&Argument>)> {
-        self.kernels.iter().zip(self.args.iter().map(|slots| slots.iter().map(|s| &self.buffers[s]).collect()))
+        self.kernels
+            .iter()
+            .zip(self.args.iter().map(|slots| slots.iter().map(|s| &self.buffers[s]).collect()))
     }
     /// Bytes of temporaries.
     pub fn scratch(&self) -> usize {

@@ -74,7 +74,11 @@ fn write(out: &mut String, r: &Report, top: usize) -> std::fmt::Result {
         }
     }
 
-    writeln!(out, "\n{:>4} {:>6} {:>10} {:>8} {:>7}  {:<14} kernel", "no", "calls", "us a call", "GB/s", "share", "component")?;
+    writeln!(
+        out,
+        "\n{:>4} {:>6} {:>10} {:>8} {:>7}  {:<14} kernel",
+        "no", "calls", "us a call", "GB/s", "share", "component"
+    )?;
     for k in r.by_time().into_iter().take(top) {
         writeln!(
             out,

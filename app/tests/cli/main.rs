@@ -1,6 +1,7 @@
 //! The program as its users meet it: arguments in, exit codes, standard output and standard error out.
 
 mod hub;
+mod profile;
 mod pull;
 mod run;
 mod usage;

@@ -67,11 +67,15 @@ struct Made {
     what: &'static str,
     component: Component,
     source: &'static str,
+    /// Or bytes of it, their scales and sums.
+    int8: bool,
 }
 
-const STREAM: Made =
-    Made { what: "residual stream", component: Component::SmallOps, source: "block.rs Block::of" };
-const HIDDEN: Made = Made { what: "hidden state", component: Component::Head, source: parts::HEAD };
+const fn made(what: &'static str, component: Component, source: &'static str) -> Made {
+    Made { what, component, source, int8: false }
+}
+const STREAM: Made = made("residual stream", Component::SmallOps, "block.rs Block::of");
+const HIDDEN: Made = made("hidden state", Component::Head, parts::HEAD);
 /// Weights as numbers, for products over the cache.
 const UNPACKED: &str = "unpacked weights";
 const SCORES: &str = "scores";
@@ -90,6 +94,7 @@ pub fn explain<'t>(
             calls[i + 1..].iter().any(|c| c.buffers.iter().any(|b| b.name == "cache" && !b.written));
         let view = View::new(call, setting, tensor, &made);
         let (explained, makes) = view.explain(reads_cache_later);
+        let makes = Made { int8: makes.int8 || view.int8, ..makes };
         made.extend(call.buffers.iter().filter(|b| b.written).map(|b| (b.slot, makes)));
         out.push(explained);
     }
@@ -189,9 +194,7 @@ impl<'a, 't> View<'a, 't> {
     fn weight_bytes(&self, b: &Touched, t: &TensorInfo, looks_up: bool) -> f64 {
         let bytes = b.bytes as f64;
         match local(&t.name) {
-            "token_embd.weight" if looks_up => {
-                bytes * self.setting.rows as f64 / t.dims[0].max(1) as f64
-            }
+            "token_embd.weight" if looks_up => bytes * self.setting.rows as f64 / t.dims[0].max(1) as f64,
             name if name.contains("_exps.") => {
                 bytes * self.setting.distinct() / self.setting.experts.1.max(1) as f64
             }
@@ -262,7 +265,10 @@ impl<'a, 't> View<'a, 't> {
                 _ => clauses.push((w.part.component, vec![w.part.does])),
             }
         }
-        let gated = self.weights.iter().any(|w| w.part.stem.starts_with("ffn_gate") && w.part.component != Component::Router);
+        let gated = self
+            .weights
+            .iter()
+            .any(|w| w.part.stem.starts_with("ffn_gate") && w.part.component != Component::Router);
         let mut words: Vec<String> = clauses
             .iter()
             .map(|(c, does)| match several && *c != Component::SmallOps {
@@ -278,12 +284,8 @@ impl<'a, 't> View<'a, 't> {
         if unpacks {
             words = vec![format!("weights unpacked ({})", words.join(", "))];
         }
-        let made = Made {
-            what: if unpacks { UNPACKED } else { part.makes },
-            component: part.component,
-            source: part.source,
-        };
-        (words, made, self.weights.iter().map(|w| w.part.source).collect())
+        let what = if unpacks { UNPACKED } else { part.makes };
+        (words, made(what, part.component, part.source), self.weights.iter().map(|w| w.part.source).collect())
     }
 
     fn without_matrices(&self, reads_cache_later: bool) -> (Vec<String>, Made, Vec<&'static str>) {
@@ -293,7 +295,7 @@ impl<'a, 't> View<'a, 't> {
             let all: Vec<&str> = self.inputs.iter().map(|m| m.what).collect();
             all.join(" and ")
         };
-        let attention = |what| Made { what, component: Component::Attention, source: parts::ATTEND };
+        let attention = |what| made(what, Component::Attention, parts::ATTEND);
         let [reads_cache, writes_cache] = self.cache;
         let (rows, softmax) = (reads_cache || self.reads(PER_ROW), self.has("exp2("));
         let over = if reads_cache { "the cache" } else { "every position's keys" };
@@ -301,7 +303,11 @@ impl<'a, 't> View<'a, 't> {
             words.push("keys or values of cached rows".into());
             attention(PER_ROW)
         } else if rows && self.reads(SCORES) {
-            words.push(format!("weighted sum of {}", if reads_cache { "the cache's rows" } else { "values" }));
+            let first = if softmax { "softmax, " } else { "" };
+            words.push(format!(
+                "{first}weighted sum of {}",
+                if reads_cache { "the cache's rows" } else { "values" }
+            ));
             attention("heads")
         } else if rows && softmax && reads_cache && !reads_cache_later {
             words.push("scores against the cache, softmax, weighted sum".into());
@@ -316,9 +322,9 @@ impl<'a, 't> View<'a, 't> {
         } else if writes_cache {
             words.extend(self.turns.then(|| "rotation".into()));
             words.push("cache write".into());
-            Made { what: "cache", component: Component::Attention, source: parts::CACHE }
+            made("cache", Component::Attention, parts::CACHE)
         } else if let Some(w) = self.weights.last() {
-            Made { what: w.part.makes, component: Component::SmallOps, source: w.part.source }
+            made(w.part.makes, w.part.component, w.part.source)
         } else {
             let from = self.inputs.first().copied().unwrap_or(STREAM);
             let small = |source| Made { component: Component::SmallOps, source, ..from };
@@ -331,6 +337,12 @@ impl<'a, 't> View<'a, 't> {
             } else if self.has("recip(sqrt(") {
                 words.push(format!("norm's scale of {}", of()));
                 small(from.source)
+            } else if from.int8 {
+                words.push(format!("scales, sums or order of int8 of {}", of()));
+                small(parts::INT8)
+            } else if from.component == Component::Router {
+                words.push("choice of experts".into());
+                from
             } else {
                 words.push(format!("combination of {}", of()));
                 from
@@ -361,6 +373,7 @@ impl<'a, 't> View<'a, 't> {
         if counted.is_empty() {
             return match self.cache {
                 [true, _] => format!("{} positions", self.setting.positions),
+                [_, true] if self.setting.rows == 1 => "1 row".into(),
                 [_, true] => format!("{} rows", self.setting.rows),
                 _ => format!("{} bytes", self.activations),
             };
@@ -400,4 +413,111 @@ fn shares(matrices: &[&Weight]) -> Option<Vec<(Component, f64)>> {
         }
     }
     Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Gguf;
+    use crate::synth::{self, Changes};
+
+    const SETTING: Setting = Setting { rows: 1, positions: 64, capacity: 256, chunk: 256, experts: (4, 64) };
+
+    /// A call that reads and writes buffers, each with its bytes; a slot for each name.
+    fn call(text: &'static str, reads: &[(&str, u64)], writes: &[(&str, u64)]) -> Call<'static> {
+        let touched = |&(name, bytes): &(&str, u64), written| Touched {
+            slot: name.bytes().fold(7, |n, b| n * 31 % 1_000_003 + b as u32),
+            name: name.into(),
+            bytes,
+            written,
+            int8: name.starts_with("i8"),
+        };
+        let buffers = reads.iter().map(|b| touched(b, false)).chain(writes.iter().map(|b| touched(b, true)));
+        Call { text, buffers: buffers.collect() }
+    }
+
+    fn explained(calls: &[Call], setting: Setting) -> Vec<Explained> {
+        let file: Gguf = synth::open("glm-4.7-flash:q4_0", Changes::default()).unwrap();
+        explain(calls, setting, &|name| file.tensor(&format!("blk.1.{name}")).or_else(|| file.tensor(name)))
+    }
+
+    #[test]
+    fn a_kernel_of_two_components_is_divided_by_bytes() {
+        let weights = [("ffn_down_exps.weight.q4", 64_000), ("ffn_down_shexp.weight.q4", 1_000)];
+        let e = &explained(&[call("", &weights, &[("out0", 100)])], SETTING)[0];
+        assert_eq!(e.components, [(Component::Experts, 0.8), (Component::SharedExpert, 0.2)]);
+        assert_eq!(e.bytes, 4_000.0 + 1_000.0 + 100.0, "four experts of 64 are read");
+        assert_eq!(e.words, "experts: down, weighted sum; shared expert: down");
+        assert_eq!(e.shape, "4 of 64 Q4_1 2048×1536 + Q6_K 2048×1536");
+        assert_eq!(e.sources, ["ffn.rs Experts::of", "ffn.rs Gated::of"]);
+    }
+
+    #[test]
+    fn attention_is_known_by_the_cache_and_what_came_before() {
+        let chain = [
+            call("recip(sqrt(", &[("x", 80), ("attn_norm.weight", 80)], &[("i8_0", 20)]),
+            call("", &[("attn_q_b.weight.q4", 100), ("i8_0", 20)], &[("t1", 40)]),
+            call("", &[("t1", 40)], &[("i8_2", 10)]),
+            call(
+                "",
+                &[("attn_k_b.weight.q4", 100), ("i8_2", 10), ("cos", 2560), ("sin", 2560)],
+                &[("t3", 40)],
+            ),
+            call("", &[("attn_kv_a_norm.weight", 20), ("t1", 40), ("cos", 2560)], &[("cache", 25600)]),
+            call("", &[("cache", 25600), ("t3", 40)], &[("t4", 64)]),
+            call("exp2(", &[("t4", 64)], &[("t5", 64)]),
+            call("", &[("cache", 25600), ("t5", 64)], &[("t6", 64)]),
+        ];
+        let all = explained(&chain, SETTING);
+        let words: Vec<&str> = all.iter().map(|e| e.words.as_str()).collect();
+        assert_eq!(
+            words,
+            [
+                "norm before attention; int8",
+                "queries, up-projection",
+                "int8 of queries",
+                "queries into the latent space; rotation",
+                "norm of the latent row; rotation; cache write",
+                "scores of queries against the cache",
+                "softmax",
+                "weighted sum of the cache's rows",
+            ]
+        );
+        let small = |e: &Explained| e.components == [(Component::SmallOps, 1.0)];
+        assert_eq!(
+            all.iter().map(small).collect::<Vec<_>>(),
+            [true, false, true, false, false, false, false, false]
+        );
+        assert_eq!(all[3].bytes, 100.0 + 10.0 + 20.0 + 40.0, "one row of each table");
+        assert_eq!(all[4].bytes, 20.0 + 40.0 + 10.0 + 100.0, "one row of the cache is written");
+        assert_eq!(all[5].bytes, 6400.0 + 40.0 + 64.0, "64 rows of 256 are read");
+        assert_eq!(all[5].shape, "64 positions");
+    }
+
+    #[test]
+    fn one_kernel_may_do_all_of_attention() {
+        let all = explained(&[call("exp2(", &[("cache", 256), ("t0", 4)], &[("t1", 4)])], SETTING);
+        assert_eq!(all[0].words, "scores against the cache, softmax, weighted sum");
+        assert_eq!(all[0].components, [(Component::Attention, 1.0)]);
+    }
+
+    #[test]
+    fn rows_of_the_embedding_and_a_head_without_a_matrix_of_its_own() {
+        let table = ("token_embd.weight.q4", 154_880);
+        let all = explained(
+            &[call("", &[("ids", 4), table], &[("out0", 8)]), call("", &[table], &[("out1", 8)])],
+            SETTING,
+        );
+        assert_eq!((all[0].bytes, all[1].bytes), (4.0 + 1.0 + 8.0, 154_888.0));
+        let components: Vec<_> = all.iter().map(|e| e.components[0].0).collect();
+        assert_eq!(components, [Component::Embedding, Component::Head]);
+    }
+
+    #[test]
+    fn many_tokens_share_experts() {
+        assert_eq!(SETTING.distinct(), 4.0);
+        let many = Setting { rows: 256, ..SETTING };
+        assert!((63.9..64.0).contains(&many.distinct()), "{}", many.distinct());
+        assert_eq!(Setting { experts: (0, 1), ..SETTING }.distinct(), 0.0);
+    }
 }

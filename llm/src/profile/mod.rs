@@ -120,7 +120,9 @@ impl Profile {
         let of = |c: Component| {
             let parts = self.kernels.iter().flat_map(|k| {
                 let mine = k.explained.components.iter().filter(move |(own, _)| *own == c);
-                mine.map(move |(_, s)| (s * k.calls as f64 * k.seconds, s * k.calls as f64 * k.explained.bytes))
+                mine.map(move |(_, s)| {
+                    (s * k.calls as f64 * k.seconds, s * k.calls as f64 * k.explained.bytes)
+                })
             });
             parts.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
         };
@@ -224,7 +226,9 @@ impl Model {
             let key = Arc::as_ptr(module) as usize;
             let all = known.entry(key).or_insert_with(|| {
                 let calls = calls(module, symbols);
-                explain(&calls, self.setting(rows, symbols), &|name| self.file.tensor(&format!("{prefix}{name}")))
+                explain(&calls, self.setting(rows, symbols), &|name| {
+                    self.file.tensor(&format!("{prefix}{name}"))
+                })
             });
             let kernels = module.kernels().iter().zip(all.iter());
             out.push((place, kernels.map(|(c, e)| kernel(c, e.clone(), symbols)).collect()));
@@ -247,9 +251,8 @@ impl Model {
 
 /// Counts a call of a kernel; one that shares code and words with an earlier one is the same.
 fn add(kernels: &mut Vec<Kernel>, kernel: Kernel) -> usize {
-    let same = |k: &Kernel| {
-        Arc::ptr_eq(&k.compiled.text, &kernel.compiled.text) && k.explained == kernel.explained
-    };
+    let same =
+        |k: &Kernel| Arc::ptr_eq(&k.compiled.text, &kernel.compiled.text) && k.explained == kernel.explained;
     match kernels.iter().position(same) {
         Some(i) => {
             kernels[i].calls += 1;
@@ -292,7 +295,10 @@ fn calls<'m>(module: &'m Module, symbols: &[(&str, i64)]) -> Vec<Call<'m>> {
     };
     let call = |(compiled, arguments): (&'m Compiled, Vec<&Argument>)| {
         let types = compiled.program.linear().buffers.iter().copied();
-        Call { text: &compiled.text, buffers: arguments.into_iter().zip(types).map(|(a, t)| touched(a, t)).collect() }
+        Call {
+            text: &compiled.text,
+            buffers: arguments.into_iter().zip(types).map(|(a, t)| touched(a, t)).collect(),
+        }
     };
     module.calls().map(call).collect()
 }

@@ -101,8 +101,20 @@ pub const PARTS: &[Part] = {
         part("attn_q_b", Attention, "queries, up-projection", "queries", MLA),
         part("attn_kv_a_mqa", Attention, "latent row and rotated key", "latent row", MLA),
         part("attn_kv_a_norm", SmallOps, "norm of the latent row", "latent row", MLA),
-        part("attn_k_b", Attention, "queries into the latent space", "queries", "attention.rs Mla::absorb_keys"),
-        part("attn_v_b", Attention, "values out of the latent space", "heads", "attention.rs Mla::absorb_values"),
+        part(
+            "attn_k_b",
+            Attention,
+            "queries into the latent space",
+            "queries",
+            "attention.rs Mla::absorb_keys",
+        ),
+        part(
+            "attn_v_b",
+            Attention,
+            "values out of the latent space",
+            "heads",
+            "attention.rs Mla::absorb_values",
+        ),
         part("attn_kv_b", Attention, "into or out of the latent space", "heads", "attention.rs Mla::parts"),
         part("attn_output", Attention, "output projection, residual", "residual stream", ATTENTION),
         part("ffn_gate_inp", Router, "scores and choice of experts", "chosen experts", EXPERTS),
@@ -149,7 +161,10 @@ mod tests {
                     &text[start.unwrap_or_else(|| panic!("{source}: no impl of {of}")).0..]
                 }
             };
-            assert!(body.contains(&format!("fn {name}(")) || body.contains(&format!("fn {name}<")), "{source}");
+            assert!(
+                body.contains(&format!("fn {name}(")) || body.contains(&format!("fn {name}<")),
+                "{source}"
+            );
         }
     }
 

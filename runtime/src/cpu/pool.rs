@@ -43,6 +43,9 @@ struct Shared {
     step: AtomicPtr<Step<'static>>,
     /// Whether every launch stands alone between two barriers, so that it can be timed.
     apart: AtomicBool,
+    /// Then: nanoseconds from `born` to the last meeting. Taken by the last to come, for who waits may wake late.
+    met: AtomicU64,
+    born: Instant,
     /// How many of a launch's shared grid indices are taken: a counter for each launch since the last barrier.
     taken: [Line<AtomicU64>; BETWEEN],
 }
@@ -73,6 +76,8 @@ impl Pool {
             barrier: Barrier::new(workers),
             step: AtomicPtr::default(),
             apart: AtomicBool::default(),
+            met: AtomicU64::default(),
+            born: Instant::now(),
             taken: Default::default(),
         });
         for start in starts {
@@ -101,9 +106,9 @@ impl Pool {
     pub unsafe fn time(&self, step: &Step) -> Vec<Duration> {
         let mut marks = Vec::with_capacity(step.launches.len() + 1);
         // SAFETY: the caller's promise.
-        unsafe { self.start(step, true, &mut || marks.push(Instant::now())) };
+        unsafe { self.start(step, true, &mut || marks.push(self.shared.met.load(Relaxed))) };
         // Without launches there are still the marks of start and end.
-        marks.windows(2).map(|m| m[1] - m[0]).take(step.launches.len()).collect()
+        marks.windows(2).map(|m| Duration::from_nanos(m[1] - m[0])).take(step.launches.len()).collect()
     }
 
     /// Calls `passed` after each barrier: one at the start, one wherever the walk needs it, one at the end.
@@ -112,7 +117,7 @@ impl Pool {
         let shared = &*self.shared;
         shared.step.store(std::ptr::from_ref(step).cast_mut().cast(), Relaxed);
         shared.apart.store(apart, Relaxed);
-        shared.barrier.wait(|| ());
+        shared.meet(0);
         // SAFETY: the caller's promise; this is worker 0 and no other.
         unsafe { shared.walk(step, 0, passed) };
     }
@@ -132,7 +137,7 @@ impl Drop for Pool {
 impl Shared {
     fn work(&self, worker: usize) {
         loop {
-            self.barrier.wait(|| ());
+            self.meet(0);
             // SAFETY: the step was stored before worker 0 came to the barrier just passed, and worker 0 keeps it until
             // the barrier at the end of `walk`.
             let Some(step) = (unsafe { self.step.load(Relaxed).as_ref() }) else { return };
@@ -146,12 +151,10 @@ impl Shared {
         let apart = self.apart.load(Relaxed);
         let locals = step.locals.wrapping_add(worker * step.stride);
         let mut meetings = Meetings::default();
-        let pass =
-            |used: usize| self.barrier.wait(|| self.taken[..used].iter().for_each(|t| t.0.store(0, Relaxed)));
         passed();
         for (i, launch) in step.launches.iter().enumerate() {
             if let Some(used) = meetings.before(i, launch.grid, launch.after, apart) {
-                pass(used);
+                self.meet(used);
                 passed();
             }
             let args = step.words[launch.args..].as_ptr();
@@ -164,8 +167,18 @@ impl Shared {
                 grid => self.share(grid, &self.taken[meetings.since(i)].0, worker, call),
             }
         }
-        pass(meetings.since(step.launches.len()));
+        self.meet(meetings.since(step.launches.len()));
         passed();
+    }
+
+    /// Waits for all workers; `used` launches since the last meeting had counters.
+    fn meet(&self, used: usize) {
+        self.barrier.wait(|| {
+            self.taken[..used].iter().for_each(|t| t.0.store(0, Relaxed));
+            if self.apart.load(Relaxed) {
+                self.met.store(self.born.elapsed().as_nanos() as u64, Relaxed);
+            }
+        });
     }
 
     /// Half of a large grid is divided beforehand, so that a worker streams through neighbouring memory; the rest goes in
