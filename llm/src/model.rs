@@ -96,6 +96,9 @@ pub struct Model {
     len: usize,
 }
 
+/// One plan of a step: its part, its rows, the values of its symbols.
+pub(crate) type Piece = (Part, usize, Vec<(&'static str, i64)>);
+
 /// What one plan does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Part {
@@ -321,7 +324,7 @@ impl Model {
     }
 
     /// What [`Model::feed`] runs for so many tokens at the next positions, one chunk: each plan's part, rows and symbols.
-    pub(crate) fn pieces(&self, tokens: usize) -> [(Part, usize, Vec<(&'static str, i64)>); 2] {
+    pub(crate) fn pieces(&self, tokens: usize) -> [Piece; 2] {
         let rows = self.rows_for(tokens);
         let blocks = (self.len + rows).div_ceil(KV_BLOCK as usize);
         let row = (tokens - 1).min(self.chunk() - 1);
