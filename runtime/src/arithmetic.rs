@@ -73,7 +73,7 @@ fn best(device: &dyn Device, kind: Kind, shape: Shape) -> Result<f64, Error> {
     plan.push(&program, vec![device.alloc(shape.blocks as usize * shape.threads as usize * 4)?.whole()])?;
     let mut prepared = device.prepare(plan)?;
     let mut seconds = f64::INFINITY;
-    for _ in 0..5 {
+    for _ in 0..15 {
         seconds = seconds.min(device.time(&mut prepared, &[])?[0].as_secs_f64());
     }
     let instructions = (shape.blocks * shape.threads as i64 * shape.rounds) as f64 * (CHAINS * DEEP) as f64;
