@@ -408,10 +408,10 @@ pub struct Profile {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Tokens of a step: 1 for decoding, more for a chunk of a prompt
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub tokens: usize,
     /// Positions that are filled before them
-    #[arg(long, value_name = "POSITIONS", default_value_t = 0)]
+    #[arg(long, value_name = "POSITIONS", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(..=1 << 20))]
     pub depth: usize,
     /// Timed steps; medians are reported
     #[arg(long, value_name = "STEPS", default_value_t = 9, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
@@ -420,7 +420,7 @@ pub struct Profile {
     #[arg(long, value_name = "N")]
     pub top: Option<usize>,
     /// Print one kernel's IR and code instead: its number or its name
-    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["json", "top"])]
+    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["json", "top", "trace", "html"])]
     pub source: Option<String>,
     /// One JSON document instead of tables
     #[arg(long)]

@@ -79,4 +79,6 @@ fn what_cannot_be_profiled_is_refused() {
     profile(&place, &["--html", "no/such/directory.html"]).fails(&["no/such/directory.html"]);
     profile(&place, &["--bandwidth", "0"]).ends(2, &["--bandwidth"]);
     profile(&place, &["--tokens", "0"]).ends(2, &["--tokens"]);
+    profile(&place, &["--depth", "18446744073709551615"]).ends(2, &["--depth"]);
+    profile(&place, &["--source", "1", "--html", "p.html"]).ends(2, &["--html"]);
 }
