@@ -12,17 +12,17 @@ mod report;
 use crate::args::{Bench, BenchCommand, BenchModels, DeviceArgs, DeviceName};
 use crate::model::{self, Origin};
 use crate::names::{self, show_bytes};
+use crate::synth;
 use anyhow::{Context, Result, bail};
 use cases::{Kind, Numbers, Test};
 use indicatif::{ProgressBar, ProgressStyle};
-use llm::gguf::{Gguf, write_gguf};
+use llm::gguf::Gguf;
 use llm::size::Size;
 use ours::Ours;
 use peer::{Peer, Question};
 use report::{PeerRow, Row, Speed, median};
 use runtime::machine;
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -157,7 +157,7 @@ impl Subject {
                 path.display(),
                 show_bytes(file.bytes_total())
             );
-            write(&file, &path)?;
+            synth::write(&file, &path)?;
         }
         self.origin = Origin::File(path);
         Ok(())
@@ -169,19 +169,7 @@ fn same(a: &Gguf, b: &Gguf) -> bool {
     let tensors = |g: &Gguf| -> Vec<_> {
         g.tensors().iter().map(|t| (t.name.clone(), t.format.id, t.dims.clone())).collect()
     };
-    tensors(a) == tensors(b)
-        && a.metadata().map(|(k, v)| (k, v.to_string())).eq(b.metadata().map(|(k, v)| (k, v.to_string())))
-}
-
-fn write(file: &Gguf, path: &PathBuf) -> Result<()> {
-    let template = "{wide_bar} {decimal_bytes} of {decimal_total_bytes}, {eta} left";
-    let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template(template)?);
-    let written = write_gguf(file, path, &mut |done, of| {
-        bar.set_length(of);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
-    Ok(written?)
+    tensors(a) == tensors(b) && a.metadata().eq(b.metadata())
 }
 
 /// One model in one place.
