@@ -104,7 +104,7 @@ pub fn show(rows: &[Row], format: BenchFormat) -> Result<String> {
     })
 }
 
-/// A column: what stands above it, whether it has an own place to the left, and what a row has in it.
+/// A column: what stands above it, whether its texts begin at the left, and what a row has in it.
 type Column = (&'static str, bool, fn(&Row) -> String);
 
 const COLUMNS: [Column; 12] = [
