@@ -116,11 +116,18 @@ fn run(path: &Path, arguments: &[OsString], stop: &Stop) -> Result<String> {
     };
     let (out, err) = (text(out), text(err));
     if !status.success() {
-        let last: Vec<&str> = err.lines().filter(|l| !l.trim().is_empty()).collect();
-        let last = last[last.len().saturating_sub(5)..].join("\n  ");
+        let last = reason(&err).join("\n  ");
         bail!("{name} ended with {status}; it said\n  {last}");
     }
     Ok(out)
+}
+
+/// The lines that tell why it failed: a failed assertion may be followed by a long backtrace.
+fn reason(err: &str) -> Vec<&str> {
+    let lines: Vec<&str> = err.lines().filter(|l| !l.trim().is_empty()).collect();
+    let telling = |l: &&str| l.contains("ASSERT") || l.contains("error:");
+    let found: Vec<&str> = lines.iter().copied().filter(telling).take(5).collect();
+    if found.is_empty() { lines[lines.len().saturating_sub(5)..].to_vec() } else { found }
 }
 
 fn collect(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
@@ -202,6 +209,16 @@ mod tests {
             ask(DeviceName::Cuda(1), &tests[2..]),
             "-m m.gguf -p 0 -n 32 -d 9 -r 3 -o json -ngl 99 -sm none -mg 1 -t 2"
         );
+    }
+
+    #[test]
+    fn the_reason_is_found_among_other_lines() {
+        assert_eq!(
+            reason("loading\nx.cpp:1: GGML_ASSERT(a) failed\n#0 main\n"),
+            ["x.cpp:1: GGML_ASSERT(a) failed"]
+        );
+        assert_eq!(reason("1\n2\n\n3\n4\n5\n6\n"), ["2", "3", "4", "5", "6"]);
+        assert!(reason("").is_empty());
     }
 
     #[test]
