@@ -1,5 +1,6 @@
 //! The program as its users meet it: arguments in, exit codes, standard output and standard error out.
 
+mod bench;
 mod hub;
 mod profile;
 mod pull;
