@@ -1,5 +1,6 @@
 //! Every flag, parsed once into plain structs.
 
+use crate::bench::cases::{Numbers, Test};
 use clap::{Parser, Subcommand, ValueEnum};
 use llm::weights::Activations;
 use runtime::cpu::Tier;
@@ -19,7 +20,8 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Measures speeds: `bench kernels`
+    /// Measures speeds: of models, beside llama.cpp's if asked to, or of kernels
+    #[command(after_help = BENCH_EXAMPLES)]
     Bench(Bench),
     /// Runs the kernel table on a device and holds it against the interpreter
     Check(Check),
@@ -43,6 +45,9 @@ pub enum Command {
     /// Measures how surprised a model is by a text, as llama.cpp does
     #[command(after_help = PERPLEXITY_EXAMPLES)]
     Perplexity(Perplexity),
+    /// Shows where the time of a token goes: kernels, components, bandwidth
+    #[command(after_help = PROFILE_EXAMPLES)]
+    Profile(Profile),
     /// Lists the models that have names, and what is on this machine
     #[command(after_help = MODELS_EXAMPLES)]
     Models,
@@ -109,10 +114,89 @@ impl From<TierName> for Tier {
     }
 }
 
+const BENCH_EXAMPLES: &str = "Examples:
+  glimmer bench
+  glimmer bench model.gguf -p 128,512 -n 32 -d 0,4096 -r 5
+  glimmer bench synth:glm-4.7-flash:q4_0 --test pp128,pp512,tg32,tg32@d4096 --format json
+  glimmer bench model.gguf --against build-amx/bin/llama-bench --against build-avx512/bin/llama-bench
+  glimmer bench kernels --filter Q4_0
+
+-p, -n, -d and -t take several numbers, with commas or as ranges: 1,2,4 or 1-8 or 64-512+64 or 1-16*2.";
+
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct Bench {
-    #[arg(value_enum)]
-    pub what: BenchWhat,
+    #[command(subcommand)]
+    pub kernels: Option<BenchCommand>,
+    #[command(flatten)]
+    pub models: BenchModels,
+}
+
+#[derive(Subcommand)]
+pub enum BenchCommand {
+    /// Rows of the kernel table on weights that no cache holds, beside the machine's read bandwidth
+    Kernels(BenchKernels),
+}
+
+#[derive(clap::Args)]
+pub struct BenchModels {
+    /// Paths of GGUF files, names (see `glimmer models`) or synth:NAME:QUANT; the built-in model if none is given
+    #[arg(value_name = "MODEL")]
+    pub models: Vec<String>,
+    /// Tokens of a prompt; 0 for no such test
+    #[arg(short, long, value_name = "TOKENS", default_value = "512")]
+    pub prompt: Numbers,
+    /// Tokens that are decoded one by one; 0 for no such test
+    #[arg(short, value_name = "TOKENS", default_value = "128")]
+    pub n: Numbers,
+    /// Tokens that are in the cache before
+    #[arg(short, long, value_name = "TOKENS", default_value = "0")]
+    pub depth: Numbers,
+    /// Tests by their names instead of all that -p, -n and -d make together, as in pp512,tg32@d4096
+    #[arg(long = "test", value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["prompt", "n", "depth"])]
+    pub tests: Vec<Test>,
+    /// Timed runs of each test; the median is reported
+    #[arg(short, long, value_name = "TIMES", default_value_t = 5, value_parser = at_least_one())]
+    pub repeat: usize,
+    /// CPU threads; the number of physical cores if not given
+    #[arg(short, long)]
+    pub threads: Option<Numbers>,
+    /// cpu, cuda, cuda:N or interp; several with commas
+    #[arg(long, value_delimiter = ',', default_value = "cpu")]
+    pub device: Vec<DeviceName>,
+    /// Use no more of the CPU than this
+    #[arg(long, value_enum)]
+    pub tier: Option<TierName>,
+    /// How products of block-quantised weights are computed; f32 is exact, int8 the default where the device has it
+    #[arg(long, value_enum)]
+    pub activations: Option<ActivationsName>,
+    /// llama.cpp's llama-bench, which runs alternately with the model; may be given several times, the best counts
+    #[arg(long, value_name = "LLAMA_BENCH")]
+    pub against: Vec<PathBuf>,
+    /// Turns that the timed runs are spread over, each with the model loaded anew [default: as many as runs]
+    #[arg(long, requires = "against", value_parser = at_least_one())]
+    pub rounds: Option<usize>,
+    #[arg(long, value_enum, default_value = "md")]
+    pub format: BenchFormat,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchFormat {
+    /// A table, as llama-bench prints it
+    Md,
+    Csv,
+    /// One document with every single run and the machine
+    Json,
+    /// A line for each row of it
+    Jsonl,
+}
+
+fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::<usize>::new().range(1..)
+}
+
+#[derive(clap::Args)]
+pub struct BenchKernels {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Only rows whose name contains this, e.g. `Q4_0` or `gate_up`
@@ -130,12 +214,6 @@ pub struct Bench {
     /// One JSON document instead of a table
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum BenchWhat {
-    /// Rows of the kernel table on weights that no cache holds, beside the machine's read bandwidth
-    Kernels,
 }
 
 #[derive(clap::Args)]
@@ -225,7 +303,7 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     /// Tokens that prompt and answer may have together; 4096 or the model's own if that is shorter
-    #[arg(long, value_name = "TOKENS", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub ctx: Option<usize>,
     /// How products of block-quantised weights are computed; f32 is exact, int8 the default where the device has it
     #[arg(long, value_enum)]
@@ -389,6 +467,52 @@ pub struct Perplexity {
     /// One JSON document instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+const PROFILE_EXAMPLES: &str = "Examples:
+  glimmer profile
+  glimmer profile model.gguf --depth 4096 --top 5
+  glimmer profile model.gguf --tokens 256 --html prompt.html
+  glimmer profile model.gguf --html token.html --trace token.json
+  glimmer profile model.gguf --source 3 > kernel.txt
+
+Launches are timed one by one; the step as it really runs is timed beside them. A trace opens in ui.perfetto.dev.";
+
+#[derive(clap::Args)]
+pub struct Profile {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of a step: 1 for decoding, more for a chunk of a prompt
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    pub tokens: usize,
+    /// Positions that are filled before them
+    #[arg(long, value_name = "POSITIONS", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(..=1 << 20))]
+    pub depth: usize,
+    /// Timed steps; medians are reported
+    #[arg(long, value_name = "STEPS", default_value_t = 9, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub repeat: usize,
+    /// Only the kernels that take the most time
+    #[arg(long, value_name = "N")]
+    pub top: Option<usize>,
+    /// Print one kernel's IR and code instead: its number or its name
+    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["json", "top", "trace", "html"])]
+    pub source: Option<String>,
+    /// One JSON document instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the step as a trace for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Also write a page to look at in a browser
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// GB/s that the machine reads memory with, instead of measuring it
+    #[arg(long, value_name = "GB/S", value_parser = speed)]
+    pub bandwidth: Option<f64>,
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    within(text, "a positive number", |v| v > 0.0).map(f64::from)
 }
 
 const TEMPLATE_EXAMPLES: &str = "Examples:

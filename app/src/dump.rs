@@ -17,7 +17,7 @@ pub fn run(args: &Dump) -> Result<()> {
     let gpu = matches!(args.device.device, DeviceName::Cuda(_));
     let case = cases(i64::MAX)
         .into_iter()
-        .chain(bench::rows(gpu).into_iter().map(|(_, c)| c))
+        .chain(bench::kernels::rows(gpu).into_iter().map(|(_, c)| c))
         .find(|c| c.to_string().starts_with(&args.row))
         .with_context(|| format!("no row of the table begins with `{}`", args.row))?;
     let g = Graph::new();

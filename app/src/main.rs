@@ -11,6 +11,7 @@ mod logits;
 mod model;
 mod names;
 mod perplexity;
+mod profile;
 mod pull;
 mod repl;
 mod run;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         args::Command::Inspect(i) => inspect::run(i),
         args::Command::Logits(l) => logits::run(l),
         args::Command::Perplexity(p) => perplexity::run(p),
+        args::Command::Profile(p) => profile::run(p),
         args::Command::Synth(s) => synth::run(s),
         args::Command::Run(r) => run::run(r),
         args::Command::Pull(p) => pull::run(p),

@@ -7,27 +7,34 @@ use indicatif::{ProgressBar, ProgressStyle};
 use llm::gguf::Gguf;
 use llm::model::{Model, Options};
 use llm::synth::{self, Changes};
-use std::path::Path;
+use runtime::device::Device;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The model inside the program; see `app/models/README.md`.
 static BUILT_IN: &[u8] = include_bytes!("../models/storyteller-Q4_K_M.gguf");
 
+/// Where a model comes from.
+pub enum Origin {
+    BuiltIn,
+    /// NAME:QUANT.
+    Synth(String),
+    File(PathBuf),
+}
+
 /// A path, a name of `names`, `synth:NAME:QUANT`, or nothing for the built-in model.
-pub fn open(model: Option<&str>) -> Result<Gguf> {
-    let Some(model) = model else {
-        return Ok(Gguf::from_static("storyteller (built in)", BUILT_IN)?);
-    };
+pub fn origin(model: Option<&str>) -> Result<Origin> {
+    let Some(model) = model else { return Ok(Origin::BuiltIn) };
     if let Some(spec) = model.strip_prefix("synth:") {
-        return Ok(synth::open(spec, Changes::default())?);
-    }
-    if let Some(path) = names::local_path(model).filter(|_| !Path::new(model).exists()) {
-        return Ok(Gguf::open(&path?)?);
+        return Ok(Origin::Synth(spec.into()));
     }
     let path = Path::new(model);
+    if let Some(path) = names::local_path(model).filter(|_| !path.exists()) {
+        return Ok(Origin::File(path?));
+    }
     let named_like_a_file = path.components().count() > 1 || path.extension().is_some_and(|e| e == "gguf");
     if path.exists() || named_like_a_file {
-        return Ok(Gguf::open(path)?);
+        return Ok(Origin::File(path.into()));
     }
     bail!(
         "{model}: no such file; a model is the path of a GGUF file, a name of `glimmer models`, synth:NAME:QUANT with one of {} and {}, or nothing \
@@ -37,15 +44,37 @@ pub fn open(model: Option<&str>) -> Result<Gguf> {
     )
 }
 
+impl Origin {
+    pub fn open(&self) -> Result<Gguf> {
+        Ok(match self {
+            Origin::BuiltIn => Gguf::from_static("storyteller (built in)", BUILT_IN)?,
+            Origin::Synth(spec) => synth::open(spec, Changes::default())?,
+            Origin::File(path) => Gguf::open(path)?,
+        })
+    }
+}
+
+pub fn open(model: Option<&str>) -> Result<Gguf> {
+    origin(model)?.open()
+}
+
 /// Loads the model that the flags name, with so many positions.
 pub fn load(args: &ModelArgs, context: usize, drafts: bool) -> Result<Model> {
     on_device(args, open(args.model.as_deref())?, Some(context), drafts)
 }
 
-/// Puts a model on the device that the flags name, with a bar on a terminal, and shows its kernels if asked to.
+/// Puts a model on the device that the flags name, and shows its kernels if asked to.
 pub fn on_device(args: &ModelArgs, file: Gguf, context: Option<usize>, drafts: bool) -> Result<Model> {
-    let device = Arc::from(device::open(&args.device)?);
     let options = Options { context, activations: args.activations.map(Into::into), drafts };
+    let mut model = load_on(Arc::from(device::open(&args.device)?), file, options)?;
+    if !args.dump.is_empty() {
+        dump::model(&mut model, &args.dump)?;
+    }
+    Ok(model)
+}
+
+/// Puts a model on a device, with a bar on a terminal.
+pub fn load_on(device: Arc<dyn Device>, file: Gguf, options: Options) -> Result<Model> {
     let bar = ProgressBar::new(0).with_message(format!("loading {}", file.name()));
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
     {
@@ -56,11 +85,7 @@ pub fn on_device(args: &ModelArgs, file: Gguf, context: Option<usize>, drafts: b
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    let mut model = model?;
-    if !args.dump.is_empty() {
-        dump::model(&mut model, &args.dump)?;
-    }
-    Ok(model)
+    Ok(model?)
 }
 
 #[cfg(test)]

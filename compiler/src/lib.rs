@@ -22,3 +22,4 @@ pub mod tensor;
 #[doc(hidden)]
 pub mod testing;
 pub mod text;
+pub mod work;

@@ -12,6 +12,7 @@ pub mod generate;
 pub mod gguf;
 pub mod model;
 mod planner;
+pub mod profile;
 pub mod rope;
 pub mod sample;
 pub mod size;

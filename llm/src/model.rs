@@ -19,6 +19,7 @@ use runtime::plan::Plan;
 use runtime::step::{Compiled, Library};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Tokens of a plan.
 const CHUNKS: [usize; 4] = [1, 8, 64, 256];
@@ -50,6 +51,8 @@ pub enum Error {
     Context { context: usize, wanted: usize },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     Token { token: u32, vocab: usize },
+    #[error("one step takes from 1 to {most} tokens, not {tokens}")]
+    Chunk { tokens: usize, most: usize },
     #[error("{file} has no layer that drafts (its `nextn_predict_layers` is 0 or absent)")]
     NoDraft { file: String },
 }
@@ -93,9 +96,12 @@ pub struct Model {
     len: usize,
 }
 
+/// One plan of a step: its part, its rows, the values of its symbols.
+pub(crate) type Piece = (Part, usize, Vec<(&'static str, i64)>);
+
 /// What one plan does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Part {
+pub(crate) enum Part {
     /// Token ids through all layers and the final norm.
     Trunk,
     /// The next tokens and the trunk's hidden rows through the drafting layer, to its norm.
@@ -296,6 +302,17 @@ impl Model {
     }
 
     fn launch(&mut self, part: Part, rows: usize, symbols: &[(&str, i64)]) -> Result<(), Error> {
+        self.with_plan(part, rows, symbols, |device, prepared, values| device.run(prepared, values))
+    }
+
+    /// Makes a plan if it is not there, and gives it to `go` with the values of its symbols.
+    fn with_plan<R>(
+        &mut self,
+        part: Part,
+        rows: usize,
+        symbols: &[(&str, i64)],
+        go: impl FnOnce(&dyn Device, &mut Prepared, &[i64]) -> Result<R, device::Error>,
+    ) -> Result<R, Error> {
         if !self.plans.contains_key(&(part, rows)) {
             let plan = self.plan(part, rows as i64)?;
             self.plans.insert((part, rows), plan);
@@ -303,7 +320,32 @@ impl Model {
         let prepared = self.plans.get_mut(&(part, rows)).expect("just made");
         let value = |name: &String| symbols.iter().find(|s| s.0 == name).map_or(0, |s| s.1);
         let values: Vec<i64> = prepared.plan().symbols().iter().map(value).collect();
-        Ok(self.device.run(prepared, &values)?)
+        Ok(go(&*self.device, prepared, &values)?)
+    }
+
+    /// What [`Model::feed`] runs for so many tokens at the next positions, one chunk: each plan's part, rows and symbols.
+    pub(crate) fn pieces(&self, tokens: usize) -> [Piece; 2] {
+        let rows = self.rows_for(tokens);
+        let blocks = (self.len + rows).div_ceil(KV_BLOCK as usize);
+        let row = (tokens - 1).min(self.chunk() - 1);
+        [
+            (Part::Trunk, rows, vec![("pos", self.len as i64), ("blocks", blocks as i64)]),
+            (Part::Head, 1, vec![("row", row as i64)]),
+        ]
+    }
+
+    /// Runs one plan over the token ids of the step before: how long each launch took by itself, and how often an untimed
+    /// step synchronises.
+    pub(crate) fn time(
+        &mut self,
+        part: Part,
+        rows: usize,
+        symbols: &[(&str, i64)],
+    ) -> Result<(Vec<Duration>, usize), Error> {
+        self.with_plan(part, rows, symbols, |device, prepared, values| {
+            let times = device.time(prepared, values)?;
+            Ok((times, device.synchronisations(prepared.plan(), values)))
+        })
     }
 
     /// The kernels from `tokens` tokens to logits, each with how often it is launched.
@@ -322,7 +364,7 @@ impl Model {
         Ok(out)
     }
 
-    fn modules(&mut self, part: Part, rows: i64) -> Result<Modules, Error> {
+    pub(crate) fn modules(&mut self, part: Part, rows: i64) -> Result<Modules, Error> {
         let mut library = std::mem::take(&mut self.library);
         let mut p = Planner { model: self, library: &mut library, modules: vec![] };
         match part {

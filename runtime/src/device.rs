@@ -41,6 +41,11 @@ pub trait Device: Send + Sync {
 
     /// Runs one step and says how long each launch took. Nothing overlaps, so the sum is more than an untimed step takes.
     fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error>;
+
+    /// How often what runs in parallel waits for all of itself in one step: where launches are one chain, after each.
+    fn synchronisations(&self, plan: &Plan, _symbols: &[i64]) -> usize {
+        plan.launches().len()
+    }
 }
 
 /// A program loaded on a device; a cheap handle.

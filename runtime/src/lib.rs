@@ -2,6 +2,7 @@
 //!
 //! In: linear programs with their code, buffers, plans. Out: steps run. Nothing here knows what a model is.
 
+pub mod arithmetic;
 pub mod bandwidth;
 pub mod buffer;
 pub mod cache;

@@ -11,6 +11,44 @@ pub struct Plan {
     launches: Vec<Launch>,
 }
 
+/// Where workers that walk the same list of launches must meet: before a launch that depends on one since the last
+/// meeting, unless one worker alone runs all of these, and before more launches follow each other than can be counted.
+pub struct Meetings {
+    /// The first launch since the last meeting.
+    first: usize,
+    /// Whether worker 0 alone ran all of them.
+    alone: bool,
+}
+
+/// Most launches between two meetings.
+pub const BETWEEN: usize = 16;
+
+impl Default for Meetings {
+    fn default() -> Meetings {
+        Meetings { first: 0, alone: true }
+    }
+}
+
+impl Meetings {
+    /// Must the workers meet before launch `i` of `grid` indices, which depends on launch `after`? Asked for one launch
+    /// after the other; `apart` wants a meeting before each but the first. How many launches the meeting ends.
+    pub fn before(&mut self, i: usize, grid: u64, after: Option<usize>, apart: bool) -> Option<usize> {
+        let single = grid <= 1;
+        let since = i - self.first;
+        let waits = after.is_some_and(|a| a >= self.first) && !(self.alone && single);
+        let meets = waits || since == BETWEEN || (apart && i > 0);
+        if meets {
+            (self.first, self.alone) = (i, true);
+        }
+        self.alone &= single;
+        meets.then_some(since)
+    }
+    /// Launch `i`, counted from the last meeting.
+    pub fn since(&self, i: usize) -> usize {
+        i - self.first
+    }
+}
+
 pub struct Launch {
     program: Program,
     args: Vec<Slice>,
@@ -59,6 +97,15 @@ impl Plan {
     }
     pub fn launches(&self) -> &[Launch] {
         &self.launches
+    }
+    /// How often workers meet in one step, its start and its end among them.
+    pub fn meetings(&self, symbols: &[i64]) -> usize {
+        let mut meetings = Meetings::default();
+        let meets = |(i, launch): (usize, &Launch)| {
+            let own: Vec<i64> = launch.symbols(symbols).collect();
+            meetings.before(i, launch.program().grid(&own), launch.after(), false).is_some()
+        };
+        self.launches.iter().enumerate().map(meets).filter(|&m| m).count() + 2
     }
 }
 
@@ -127,6 +174,27 @@ mod tests {
         assert_eq!(after[..2], [None, None], "two readers");
         assert_eq!(after[2..4], read_after_write);
         assert_eq!(after[4..], [write_after_read, write_after_write, None]);
+    }
+
+    #[test]
+    fn workers_meet_before_what_depends_and_not_for_what_one_of_them_runs() {
+        let b = Memory::alloc(256).unwrap();
+        let meetings = |grid: i64, chain: &[(usize, usize)]| {
+            let p = program(Count::Const(grid), &[]);
+            let mut plan = Plan::new([""; 0]);
+            chain.iter().for_each(|&(from, to)| plan.push(&p, vec![at(&b, from), at(&b, to)]).unwrap());
+            plan.meetings(&[])
+        };
+        assert_eq!(meetings(8, &[]), 2);
+        assert_eq!(meetings(8, &[(0, 4), (0, 8), (0, 12)]), 2, "nothing depends");
+        assert_eq!(
+            meetings(8, &[(0, 4), (4, 8), (4, 12), (8, 16)]),
+            4,
+            "the third is independent of the second"
+        );
+        assert_eq!(meetings(1, &[(0, 4), (4, 8), (8, 12)]), 2, "one worker runs all");
+        let many: Vec<_> = (0..=BETWEEN).map(|i| (0, 4 * i + 4)).collect();
+        assert_eq!(meetings(8, &many), 3, "one more than fit between two meetings");
     }
 
     #[test]

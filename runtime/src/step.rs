@@ -7,8 +7,10 @@
 use crate::buffer::{Buffer, Slice};
 use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
+use compiler::codegen::linearize;
 use compiler::graph::{Ex, Graph, Op};
 use compiler::kernel::{Opt, heuristic};
+use compiler::linear::Count;
 use compiler::pipeline;
 use compiler::schedule::{self, Kernel, buffer_bytes};
 use compiler::tensor::Tensor;
@@ -29,6 +31,17 @@ pub struct Compiled {
     pub schedule: Vec<Opt>,
     /// The kernel for people, before its schedule; one allocation for all that share the program.
     pub text: Arc<str>,
+}
+
+/// A buffer that kernels of a module touch.
+#[derive(Clone)]
+pub struct Argument {
+    /// The same for all kernels of the module.
+    pub slot: u32,
+    pub name: String,
+    /// Number of elements, and the symbols that it depends on.
+    pub elements: Count,
+    pub symbols: Vec<String>,
 }
 
 /// Chooses the heuristic's schedule for every kernel.
@@ -74,7 +87,7 @@ pub struct Module {
     kernels: Vec<Compiled>,
     /// The slots of each kernel's arguments.
     args: Vec<Vec<u32>>,
-    names: HashMap<u32, String>,
+    buffers: HashMap<u32, Argument>,
     temps: Vec<(u32, usize, usize)>,
     scratch: usize,
     outputs: Vec<(u32, usize)>,
@@ -97,22 +110,32 @@ impl Module {
         let mut module = Module {
             kernels: vec![],
             args: vec![],
-            names: HashMap::new(),
+            buffers: HashMap::new(),
             temps: temps.collect(),
             scratch: arena.bytes,
             outputs: program.outputs.iter().map(|o| (slot(*o), buffer_bytes(*o))).collect(),
         };
         for kernel in &program.kernels {
             module.kernels.push(library.get(device, kernel, &mut choose)?);
-            let slots: Vec<_> = kernel.buffers().into_iter().map(|(b, _)| slot(b)).collect();
-            module.names.extend(slots.iter().map(|&s| (s, g.buffer(s).name)));
-            module.args.push(slots);
+            let buffers: Vec<Ex> = kernel.buffers().into_iter().map(|(b, _)| b).collect();
+            for &b in &buffers {
+                let (elements, symbols) = linearize::dimension(schedule::length(b));
+                let argument = Argument { slot: slot(b), name: g.buffer(slot(b)).name, elements, symbols };
+                module.buffers.insert(slot(b), argument);
+            }
+            module.args.push(buffers.into_iter().map(slot).collect());
         }
         Ok(module)
     }
 
     pub fn kernels(&self) -> &[Compiled] {
         &self.kernels
+    }
+    /// Each kernel with the buffers that it is given, in order.
+    pub fn calls(&self) -> impl Iterator<Item = (&Compiled, Vec<&Argument>)> {
+        self.kernels
+            .iter()
+            .zip(self.args.iter().map(|slots| slots.iter().map(|s| &self.buffers[s]).collect()))
     }
     /// Bytes of temporaries.
     pub fn scratch(&self) -> usize {
@@ -131,7 +154,7 @@ impl Module {
         }
         for (kernel, slots) in self.kernels.iter().zip(&self.args) {
             let args = slots.iter().map(|s| {
-                memory.get(s).cloned().ok_or_else(|| Error::Unbound { buffer: self.names[s].clone() })
+                memory.get(s).cloned().ok_or_else(|| Error::Unbound { buffer: self.buffers[s].name.clone() })
             });
             plan.push(&kernel.program, args.collect::<Result<_, _>>()?)?;
         }

@@ -1,6 +1,8 @@
 //! The program as its users meet it: arguments in, exit codes, standard output and standard error out.
 
+mod bench;
 mod hub;
+mod profile;
 mod pull;
 mod run;
 mod usage;

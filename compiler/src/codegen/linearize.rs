@@ -106,6 +106,17 @@ fn thread_axes<'g>(s: &Scheduled<'g>, stage: usize) -> Vec<Axis<'g>> {
     axes
 }
 
+/// A dimension as a number that depends on symbols, and their names in the order in which it wants their values.
+pub fn dimension(e: Ex) -> (Count, Vec<String>) {
+    let symbols: Vec<Ex> = topo(&[e]).into_iter().filter(|s| matches!(s.op(), Op::Symbol(_))).collect();
+    let names = e.g.symbols();
+    let name = |s: &Ex| match s.op() {
+        Op::Symbol(i) => names[i as usize].name.clone(),
+        _ => unreachable!("collected above"),
+    };
+    (fold_count(count(e, &symbols)), symbols.iter().map(name).collect())
+}
+
 fn count(e: Ex, symbols: &[Ex]) -> Count {
     match e.op() {
         Op::Const(v) => Count::Const(v.as_int()),

@@ -1,7 +1,8 @@
 //! Whole models against other people's systems: logits of small random models from transformers, what llama.cpp says
 //! with the story model, and both of them with real models. The bounds are those that the makers of the references
-//! recommend.
+//! recommend. And where the time of a step goes.
 
+mod profile;
 mod real;
 mod story;
 mod tiny;

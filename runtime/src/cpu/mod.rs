@@ -139,6 +139,10 @@ impl Device for CpuDevice {
         // SAFETY: as in `run`.
         self.step(prepared, symbols, |step| unsafe { self.pool.time(step) })
     }
+
+    fn synchronisations(&self, plan: &Plan, symbols: &[i64]) -> usize {
+        plan.meetings(symbols)
+    }
 }
 
 /// Scratch of one worker: the locals one after the other, each on its own cache lines.

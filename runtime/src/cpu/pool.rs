@@ -6,6 +6,7 @@
 //! returns when all workers are back at the barrier: none of them holds a step beyond its end.
 
 use super::code::Entry;
+use crate::plan::{BETWEEN, Meetings};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -42,12 +43,12 @@ struct Shared {
     step: AtomicPtr<Step<'static>>,
     /// Whether every launch stands alone between two barriers, so that it can be timed.
     apart: AtomicBool,
+    /// Then: nanoseconds from `born` to the last meeting. Taken by the last to come, for who waits may wake late.
+    met: AtomicU64,
+    born: Instant,
     /// How many of a launch's shared grid indices are taken: a counter for each launch since the last barrier.
-    taken: [Line<AtomicU64>; SLOTS],
+    taken: [Line<AtomicU64>; BETWEEN],
 }
-
-/// Most launches between two barriers.
-const SLOTS: usize = 16;
 
 /// Keeps apart what different workers write (128 bytes because cache lines are fetched in pairs).
 #[repr(align(128))]
@@ -75,6 +76,8 @@ impl Pool {
             barrier: Barrier::new(workers),
             step: AtomicPtr::default(),
             apart: AtomicBool::default(),
+            met: AtomicU64::default(),
+            born: Instant::now(),
             taken: Default::default(),
         });
         for start in starts {
@@ -103,9 +106,9 @@ impl Pool {
     pub unsafe fn time(&self, step: &Step) -> Vec<Duration> {
         let mut marks = Vec::with_capacity(step.launches.len() + 1);
         // SAFETY: the caller's promise.
-        unsafe { self.start(step, true, &mut || marks.push(Instant::now())) };
+        unsafe { self.start(step, true, &mut || marks.push(self.shared.met.load(Relaxed))) };
         // Without launches there are still the marks of start and end.
-        marks.windows(2).map(|m| m[1] - m[0]).take(step.launches.len()).collect()
+        marks.windows(2).map(|m| Duration::from_nanos(m[1] - m[0])).take(step.launches.len()).collect()
     }
 
     /// Calls `passed` after each barrier: one at the start, one wherever the walk needs it, one at the end.
@@ -114,7 +117,7 @@ impl Pool {
         let shared = &*self.shared;
         shared.step.store(std::ptr::from_ref(step).cast_mut().cast(), Relaxed);
         shared.apart.store(apart, Relaxed);
-        shared.barrier.wait(|| ());
+        shared.meet(0);
         // SAFETY: the caller's promise; this is worker 0 and no other.
         unsafe { shared.walk(step, 0, passed) };
     }
@@ -134,7 +137,7 @@ impl Drop for Pool {
 impl Shared {
     fn work(&self, worker: usize) {
         loop {
-            self.barrier.wait(|| ());
+            self.meet(0);
             // SAFETY: the step was stored before worker 0 came to the barrier just passed, and worker 0 keeps it until
             // the barrier at the end of `walk`.
             let Some(step) = (unsafe { self.step.load(Relaxed).as_ref() }) else { return };
@@ -147,20 +150,13 @@ impl Shared {
     unsafe fn walk(&self, step: &Step, worker: usize, passed: &mut dyn FnMut()) {
         let apart = self.apart.load(Relaxed);
         let locals = step.locals.wrapping_add(worker * step.stride);
-        // The first launch since the last barrier, and whether worker 0 alone ran all of them.
-        let (mut first, mut alone) = (0, true);
-        let pass =
-            |used: usize| self.barrier.wait(|| self.taken[..used].iter().for_each(|t| t.0.store(0, Relaxed)));
+        let mut meetings = Meetings::default();
         passed();
         for (i, launch) in step.launches.iter().enumerate() {
-            let single = launch.grid <= 1;
-            let waits = launch.after.is_some_and(|a| a >= first) && !(alone && single);
-            if waits || i - first == SLOTS || (apart && i > 0) {
-                pass(i - first);
+            if let Some(used) = meetings.before(i, launch.grid, launch.after, apart) {
+                self.meet(used);
                 passed();
-                (first, alone) = (i, true);
             }
-            alone &= single;
             let args = step.words[launch.args..].as_ptr();
             // SAFETY: the caller's promise; the launches this one depends on are over, and each index is run once.
             let call = |lo, hi| unsafe { (launch.entry)(args, locals, lo, hi) };
@@ -168,11 +164,21 @@ impl Shared {
                 0 => {}
                 1 if worker == 0 => call(0, 1),
                 1 => {}
-                grid => self.share(grid, &self.taken[i - first].0, worker, call),
+                grid => self.share(grid, &self.taken[meetings.since(i)].0, worker, call),
             }
         }
-        pass(step.launches.len() - first);
+        self.meet(meetings.since(step.launches.len()));
         passed();
+    }
+
+    /// Waits for all workers; `used` launches since the last meeting had counters.
+    fn meet(&self, used: usize) {
+        self.barrier.wait(|| {
+            self.taken[..used].iter().for_each(|t| t.0.store(0, Relaxed));
+            if self.apart.load(Relaxed) {
+                self.met.store(self.born.elapsed().as_nanos() as u64, Relaxed);
+            }
+        });
     }
 
     /// Half of a large grid is divided beforehand, so that a worker streams through neighbouring memory; the rest goes in

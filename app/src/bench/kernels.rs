@@ -1,7 +1,7 @@
 //! `glimmer bench kernels`: how fast the table's kernels stream their weights, as a share of the read bandwidth that is
 //! measured between the runs of each row.
 
-use crate::args::{Bench, BenchWhat, DeviceName};
+use crate::args::{BenchKernels, DeviceName};
 use crate::device;
 use anyhow::{Result, anyhow, bail};
 use compiler::graph::Graph;
@@ -57,8 +57,7 @@ pub enum Kind {
     Prompt,
 }
 
-pub fn run(args: &Bench) -> Result<()> {
-    let BenchWhat::Kernels = args.what;
+pub fn run(args: &BenchKernels) -> Result<()> {
     let gpu = matches!(args.device.device, DeviceName::Cuda(_));
     let device = device::open(&args.device)?;
     let rows: Vec<(Kind, Case)> =
@@ -163,7 +162,7 @@ struct Runner<'a> {
     passes: Vec<f64>,
     /// Milliseconds of every compilation.
     compile: Vec<f64>,
-    args: &'a Bench,
+    args: &'a BenchKernels,
 }
 
 impl Runner<'_> {

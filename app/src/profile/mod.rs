@@ -1,0 +1,92 @@
+//! `glimmer profile`: where the time of a step goes, kernel by kernel, beside what the machine's memory allows.
+//!
+//! In: a model and a device. Out: one [`Report`], shown as tables, JSON, a trace or a page; or the code of one kernel.
+
+mod page;
+mod report;
+mod table;
+mod trace;
+
+use crate::args::{DeviceName, Profile as Args};
+use crate::model;
+use anyhow::{Context, Result, bail};
+use llm::model::Model;
+use llm::profile::{Kernel, Options, Profile};
+use llm::size::Size;
+use report::{Machine, Peak, Report};
+use runtime::arithmetic::peaks;
+use runtime::bandwidth::{measure, working_set};
+use runtime::device::Device;
+use std::fs;
+use std::path::Path;
+
+pub fn run(args: &Args) -> Result<()> {
+    let need = args.depth + args.tokens;
+    let mut model = model::load(&args.model, args.model.ctx.unwrap_or(need).max(need), false)?;
+    let repeat = if args.source.is_some() { 1 } else { args.repeat };
+    let profile = model.profile(Options { tokens: args.tokens, depth: args.depth, repeat })?;
+    if let Some(wanted) = &args.source {
+        print!("{}", source(&model, &profile, wanted)?);
+        return Ok(());
+    }
+    let (size, name) = (Size::of(model.file())?, model.file().name().to_string());
+    let report = Report::new(name, machine(args, model.device())?, &profile, &size);
+    if let Some(path) = &args.trace {
+        write(path, &serde_json::to_string(&trace::of(&report))?)?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &page::of(&report)?)?;
+    }
+    match args.json {
+        true => println!("{}", serde_json::to_string_pretty(&report.top(args.top))?),
+        false => print!("{}", table::of(&report, args.top.unwrap_or(20))),
+    }
+    Ok(())
+}
+
+fn machine(args: &Args, device: &dyn Device) -> Result<Machine> {
+    let (bytes, computes) = match args.model.device.device {
+        DeviceName::Cpu => (working_set(), true),
+        DeviceName::Cuda(_) => (4 << 30, true),
+        DeviceName::Interp => (1, false),
+    };
+    let bandwidth = match args.bandwidth {
+        Some(given) => vec![given],
+        None => measure(device, bytes, 5)?.passes,
+    };
+    let found = if computes { peaks(device)? } else { vec![] };
+    let peaks = found.into_iter().map(|p| Peak { what: p.what, gop_s: p.gop_s }).collect();
+    Ok(Machine { device: device.name().into(), bandwidth, peaks })
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| path.display().to_string())
+}
+
+/// One kernel as text: what it is, its IR before and after its schedule, its code.
+fn source(model: &Model, profile: &Profile, wanted: &str) -> Result<String> {
+    let all: Vec<(usize, &Kernel)> = (1..).zip(&profile.kernels).collect();
+    let found: Vec<_> = match wanted.parse::<usize>() {
+        Ok(number) => all.iter().filter(|(n, _)| *n == number).collect(),
+        Err(_) => all.iter().filter(|(_, k)| k.name() == wanted).collect(),
+    };
+    let listed = |kernels: &mut dyn Iterator<Item = &(usize, &Kernel)>| -> String {
+        kernels.map(|(n, k)| format!("\n{n:>4}  {:<28} {}", k.name(), k.explained.words)).collect()
+    };
+    let (number, k) = match found[..] {
+        [one] => one,
+        [] => bail!("no kernel is called `{wanted}`; there are{}", listed(&mut all.iter())),
+        _ => bail!("several kernels are called `{wanted}`; give a number:{}", listed(&mut found.into_iter())),
+    };
+    let (target, linear) = (model.device().target(), k.compiled.program.linear());
+    Ok(format!(
+        "{number}  {}\n{}; {}\n{}\nschedule {}\n\n{}\n{linear}\n{}\n",
+        k.name(),
+        k.explained.words,
+        k.explained.shape,
+        report::sources(k).join(", "),
+        k.schedule,
+        k.compiled.text,
+        target.disassemble(&target.emit(linear)),
+    ))
+}

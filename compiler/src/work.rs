@@ -1,0 +1,184 @@
+//! What a linear program does in numbers, read off its code.
+//!
+//! In: a program and values of its symbols. Out: arithmetic, bytes loaded and stored, instructions, over the whole grid.
+//! Nothing is run: loops count as often as their extents say. An extent that depends on the grid index or on data is taken
+//! at index 0.
+
+use crate::dtype::{Bits, Scalar};
+use crate::linear::{Inst, Linear, Mem, Op, Reg};
+use crate::scalar::{self, Binary};
+use std::collections::HashMap;
+use std::ops::AddAssign;
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Work {
+    /// Additions, multiplications, divisions and comparisons of floats and of byte products; an `Fma` is two. Arithmetic on
+    /// indices is none.
+    pub operations: u64,
+    /// Bytes that loads from buffers ask for; what is read twice counts twice.
+    pub loaded: u64,
+    pub stored: u64,
+    /// Linear instructions; a `Loop` counts once a round.
+    pub instructions: u64,
+}
+
+impl Work {
+    fn times(self, n: u64) -> Work {
+        let Work { operations, loaded, stored, instructions } = self;
+        Work {
+            operations: operations.saturating_mul(n),
+            loaded: loaded.saturating_mul(n),
+            stored: stored.saturating_mul(n),
+            instructions: instructions.saturating_mul(n),
+        }
+    }
+}
+
+impl AddAssign for Work {
+    fn add_assign(&mut self, o: Work) {
+        self.operations = self.operations.saturating_add(o.operations);
+        self.loaded = self.loaded.saturating_add(o.loaded);
+        self.stored = self.stored.saturating_add(o.stored);
+        self.instructions = self.instructions.saturating_add(o.instructions);
+    }
+}
+
+/// The whole grid's, on all threads of a block.
+pub fn work(p: &Linear, symbols: &[i64]) -> Work {
+    let mut known: HashMap<Reg, Bits> = HashMap::new();
+    // What each open loop does in one round, and its rounds; the program's own level is a loop of one.
+    let mut open: Vec<(Work, u64)> = vec![(Work::default(), 1)];
+    for inst in &p.code {
+        match inst {
+            Inst::Loop { var, extent, .. } => {
+                known.insert(*var, Bits::int(0));
+                let rounds = known.get(extent).map_or(1, |n| n.as_int().max(0) as u64);
+                open.push((Work::default(), rounds));
+            }
+            Inst::End { .. } => {
+                let (round, rounds) = open.pop().expect("loops are nested");
+                open.last_mut().expect("the program's own level stays").0 += round.times(rounds);
+            }
+            Inst::Op { dst, op, args } => {
+                let value = value(p, *op, args, *dst, symbols, &known);
+                known.extend(value.map(|v| (*dst, v)));
+            }
+            _ => {}
+        }
+        open.last_mut().expect("the program's own level stays").0 += one(p, inst);
+    }
+    let grid = p.grid.eval(symbols).max(0) as u64;
+    open[0].0.times(grid.saturating_mul(p.threads as u64))
+}
+
+/// The value of an index that loops and symbols alone decide.
+fn value(
+    p: &Linear,
+    op: Op,
+    args: &[Reg],
+    dst: Reg,
+    symbols: &[i64],
+    known: &HashMap<Reg, Bits>,
+) -> Option<Bits> {
+    let t = p.dtype(dst);
+    if t.lanes > 1 || !t.scalar.is_int() {
+        return None;
+    }
+    let arg = |i: usize| known.get(&args[i]).copied();
+    match op {
+        Op::Const(v) => Some(v),
+        Op::Symbol(s) => symbols.get(s as usize).map(|&v| Bits::int(v)),
+        Op::Grid | Op::Thread => Some(Bits::int(0)),
+        Op::Cast if p.dtype(args[0]).scalar.is_int() => Some(Bits::int(t.scalar.wrap(arg(0)?.as_int()))),
+        Op::Binary(b) => Some(scalar::binary(b, t.scalar, arg(0)?, arg(1)?)),
+        _ => None,
+    }
+}
+
+/// One instruction's own.
+fn one(p: &Linear, inst: &Inst) -> Work {
+    let bytes = |mem: &Mem, r: Reg| match mem {
+        Mem::Global(_) => p.dtype(r).bytes() as u64,
+        Mem::Local(_) => 0,
+    };
+    let mut w = Work { instructions: 1, ..Work::default() };
+    match inst {
+        Inst::Op { dst, op, args } => {
+            let t = p.dtype(*dst);
+            let float = args.first().is_some_and(|a| p.dtype(*a).scalar == Scalar::F32);
+            w.operations = match op {
+                Op::Fma => 2 * t.lanes as u64,
+                Op::Dot4 => 8 * t.lanes as u64,
+                Op::Binary(b) if float && !matches!(b, Binary::And | Binary::Or | Binary::Xor) => {
+                    t.lanes as u64
+                }
+                Op::Fold(_) if float => p.dtype(args[0]).lanes as u64,
+                _ => 0,
+            };
+        }
+        Inst::Load { dst, mem, .. } | Inst::Gather { dst, mem, .. } => w.loaded = bytes(mem, *dst),
+        Inst::Store { mem, value, .. } => w.stored = bytes(mem, *value),
+        Inst::TileDot { dst, mem, b, .. } => {
+            let inner: u64 = b.iter().map(|r| p.dtype(*r).lanes as u64).sum();
+            w.operations = 2 * dst.len() as u64 * inner;
+            if let (Mem::Global(_), Some(b)) = (mem, b.first()) {
+                w.loaded = dst.len() as u64 * inner / 16 * p.dtype(*b).scalar.bytes() as u64;
+            }
+        }
+        _ => {}
+    }
+    w
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::linear::Count;
+
+    /// `for i in 0..rounds { out[i] = fma(x[8i..8i+8] ..) }`, on a grid of three.
+    fn looped(rounds: impl FnOnce(&mut Linear) -> Reg) -> Linear {
+        let mut p = Linear {
+            name: "p".into(),
+            grid: Count::Const(3),
+            buffers: vec![(DType::F32, false), (DType::F32, true)],
+            symbols: vec!["n".into()],
+            locals: vec![],
+            threads: 1,
+            code: vec![],
+            regs: vec![],
+        };
+        let extent = rounds(&mut p);
+        let var = p.reg(DType::I64);
+        p.code.push(Inst::Loop { var, extent, carried: vec![] });
+        let v = Scalar::F32.vec(8);
+        let dst = p.reg(v);
+        p.code.push(Inst::Load { dst, mem: Mem::Global(0), index: var, offset: 0, gate: None });
+        let value = p.op(v, Op::Fma, &[dst, dst, dst]);
+        p.code.push(Inst::Store { mem: Mem::Global(1), index: var, offset: 0, value, gate: None });
+        p.code.push(Inst::End { next: vec![], out: vec![] });
+        p
+    }
+
+    #[test]
+    fn loops_count_as_often_as_they_run() {
+        let five = looped(|p| p.op(DType::I64, Op::Const(Bits::int(5)), &[]));
+        let w = work(&five, &[0]);
+        assert_eq!((w.operations, w.loaded, w.stored), (3 * 5 * 16, 3 * 5 * 32, 3 * 5 * 32));
+        assert_eq!(
+            w.instructions,
+            3 * (1 + 4 * 5 + 1),
+            "a constant, five rounds of `Loop` and its body, an `End`"
+        );
+    }
+
+    #[test]
+    fn extents_may_depend_on_symbols() {
+        let twice = looped(|p| {
+            let n = p.op(DType::I64, Op::Symbol(0), &[]);
+            p.op(DType::I64, Op::Binary(Binary::Add), &[n, n])
+        });
+        assert_eq!(work(&twice, &[7]).operations, 3 * 14 * 16);
+        assert_eq!(work(&twice, &[-1]).operations, 0);
+    }
+}

@@ -1,0 +1,304 @@
+//! Where the time of a step goes. In: a model, a number of tokens and how many positions are filled before them. Out: every
+//! launch with its time, and every kernel with what it computes, touches and takes.
+//!
+//! Launches are timed one by one with nothing overlapping, and the same step is timed as it really runs, so that what lies
+//! between the kernels shows. A model that is not profiled pays nothing.
+
+mod explain;
+pub mod parts;
+
+pub use explain::{Call, Explained, Setting, Touched, explain};
+pub use parts::Component;
+
+use crate::attention::KV_BLOCK;
+use crate::model::{Error, Model, Part};
+use compiler::dtype::Scalar;
+use compiler::kernel;
+use compiler::rng::Rng;
+use compiler::work::work;
+use runtime::step::{Argument, Compiled, Module};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// One for decoding, more for a chunk of a prompt.
+    pub tokens: usize,
+    /// Positions that are filled before them.
+    pub depth: usize,
+    pub repeat: usize,
+}
+
+pub struct Profile {
+    pub options: Options,
+    /// Tokens that the plan is made for: those that were asked for and filling.
+    pub rows: usize,
+    /// In the order of their first launch.
+    pub kernels: Vec<Kernel>,
+    /// In order.
+    pub launches: Vec<Launch>,
+    /// Of one untimed step.
+    pub synchronisations: usize,
+    /// Seconds of each untimed step, from token ids to logits, fastest first.
+    pub steps: Vec<f64>,
+}
+
+pub struct Kernel {
+    pub compiled: Compiled,
+    pub schedule: String,
+    pub explained: Explained,
+    /// Launches in a step.
+    pub calls: usize,
+    /// Of one call, on average.
+    pub seconds: f64,
+    /// Additions and multiplications of one call, read off its code.
+    pub operations: f64,
+    /// Linear instructions of one call.
+    pub instructions: f64,
+    /// Bytes that its loads ask for in one call; what is read twice counts twice.
+    pub loaded: f64,
+}
+
+impl Kernel {
+    pub fn name(&self) -> &str {
+        self.compiled.program.name()
+    }
+    /// GB/s (10^9 bytes).
+    pub fn speed(&self) -> f64 {
+        self.explained.bytes / self.seconds.max(1e-12) / 1e9
+    }
+    /// The one that most of it belongs to.
+    pub fn component(&self) -> Component {
+        let most = self.explained.components.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        most.map_or(Component::SmallOps, |(c, _)| *c)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Index of its kernel.
+    pub kernel: usize,
+    pub place: Place,
+    /// Median over the repetitions.
+    pub seconds: f64,
+}
+
+/// Which part of a step a launch belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    Embedding,
+    /// Equal layers have equal kinds.
+    Layer {
+        index: usize,
+        kind: usize,
+    },
+    FinalNorm,
+    Head,
+}
+
+impl Profile {
+    /// Seconds of all launches, one after the other.
+    pub fn seconds(&self) -> f64 {
+        self.launches.iter().map(|l| l.seconds).sum()
+    }
+    /// Bytes that one step touches.
+    pub fn bytes(&self) -> f64 {
+        self.kernels.iter().map(|k| k.explained.bytes * k.calls as f64).sum()
+    }
+    /// Median of the untimed steps.
+    pub fn step(&self) -> f64 {
+        self.steps[self.steps.len() / 2]
+    }
+    /// Of the launches' time.
+    pub fn share(&self, kernel: &Kernel) -> f64 {
+        kernel.seconds * kernel.calls as f64 / self.seconds().max(1e-12)
+    }
+    /// Each component's seconds in a step and bytes, those that there are.
+    pub fn budget(&self) -> Vec<(Component, f64, f64)> {
+        let of = |c: Component| {
+            let parts = self.kernels.iter().flat_map(|k| {
+                let mine = k.explained.components.iter().filter(move |(own, _)| *own == c);
+                mine.map(move |(_, s)| {
+                    (s * k.calls as f64 * k.seconds, s * k.calls as f64 * k.explained.bytes)
+                })
+            });
+            parts.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        };
+        let all = Component::ALL.into_iter().map(|c| (c, of(c)));
+        all.filter(|(_, (s, _))| *s > 0.0).map(|(c, (seconds, bytes))| (c, seconds, bytes)).collect()
+    }
+    /// The launches of the first layer of each kind, with how many layers are of it.
+    pub fn anatomy(&self) -> Vec<(usize, usize, Vec<Launch>)> {
+        let mut out: Vec<(usize, usize, usize, Vec<Launch>)> = vec![];
+        let mut seen: Vec<usize> = vec![];
+        for launch in &self.launches {
+            let Place::Layer { index, kind } = launch.place else { continue };
+            match out.iter_mut().find(|(k, ..)| *k == kind) {
+                None => out.push((kind, index, 1, vec![*launch])),
+                Some((_, first, _, launches)) if *first == index => launches.push(*launch),
+                Some((_, _, layers, _)) if !seen.contains(&index) => *layers += 1,
+                Some(_) => {}
+            }
+            seen.push(index);
+        }
+        out.into_iter().map(|(_, first, layers, launches)| (first, layers, launches)).collect()
+    }
+}
+
+impl Model {
+    /// Runs steps at `depth` positions and times them; the cache holds made-up tokens afterwards.
+    pub fn profile(&mut self, options: Options) -> Result<Profile, Error> {
+        let Options { tokens, depth, repeat } = options;
+        if tokens == 0 || tokens > self.chunk() {
+            return Err(Error::Chunk { tokens, most: self.chunk() });
+        }
+        let mut rng = Rng::new(1);
+        let ids: Vec<u32> = (0..depth + tokens).map(|_| rng.below(self.vocab()) as u32).collect();
+        self.truncate(0);
+        self.feed(&ids[..depth])?;
+        let mut steps = vec![];
+        // The first makes the plans.
+        for round in 0..=repeat.max(1) {
+            let start = Instant::now();
+            self.feed(&ids[depth..])?;
+            if round > 0 {
+                steps.push(start.elapsed().as_secs_f64());
+            }
+            self.truncate(depth);
+        }
+        steps.sort_by(f64::total_cmp);
+        let (mut kernels, mut launches, mut synchronisations) = (vec![], vec![], 0);
+        for (part, rows, symbols) in self.pieces(tokens) {
+            let mut times = vec![];
+            for _ in 0..repeat.max(1) {
+                let (each, count) = self.time(part, rows, &symbols)?;
+                times.push(each);
+                if times.len() == 1 {
+                    synchronisations += count;
+                }
+            }
+            let median = |i: usize| {
+                let mut each: Vec<f64> = times.iter().map(|t| t[i].as_secs_f64()).collect();
+                each.sort_by(f64::total_cmp);
+                each[each.len() / 2]
+            };
+            let mut at = 0;
+            for (place, calls) in self.explained(part, rows, &symbols)? {
+                for mut kernel in calls {
+                    let seconds = median(at);
+                    kernel.seconds = seconds;
+                    launches.push(Launch { kernel: add(&mut kernels, kernel), place, seconds });
+                    at += 1;
+                }
+            }
+        }
+        for k in &mut kernels {
+            k.seconds /= k.calls as f64;
+        }
+        let rows = self.pieces(tokens)[0].1;
+        Ok(Profile { options, rows, kernels, launches, synchronisations, steps })
+    }
+
+    /// Every call of a plan in order, module by module, untimed.
+    fn explained(
+        &mut self,
+        part: Part,
+        rows: usize,
+        symbols: &[(&str, i64)],
+    ) -> Result<Vec<(Place, Vec<Kernel>)>, Error> {
+        let modules = self.modules(part, rows as i64)?;
+        let last = modules.len() - 1;
+        let mut out = vec![];
+        let mut known: HashMap<usize, Vec<Explained>> = HashMap::new();
+        for (n, (module, _)) in modules.iter().enumerate() {
+            let place = match part {
+                Part::Trunk if n == 0 => Place::Embedding,
+                Part::Trunk if n == last => Place::FinalNorm,
+                Part::Trunk => Place::Layer { index: n - 1, kind: self.layers[n - 1].kind },
+                _ => Place::Head,
+            };
+            let prefix = match place {
+                Place::Layer { index, .. } => format!("blk.{}.", self.layers[index].index),
+                _ => String::new(),
+            };
+            let key = Arc::as_ptr(module) as usize;
+            let all = known.entry(key).or_insert_with(|| {
+                let calls = calls(module, symbols);
+                explain(&calls, self.setting(rows, symbols), &|name| {
+                    self.file.tensor(&format!("{prefix}{name}"))
+                })
+            });
+            let kernels = module.kernels().iter().zip(all.iter());
+            out.push((place, kernels.map(|(c, e)| kernel(c, e.clone(), symbols)).collect()));
+        }
+        Ok(out)
+    }
+
+    fn setting(&self, rows: usize, symbols: &[(&str, i64)]) -> Setting {
+        let blocks = symbols.iter().find(|s| s.0 == "blocks").map_or(0, |s| s.1);
+        let moe = self.config.moe.map(|m| (m.router.k as u64, m.experts as u64));
+        Setting {
+            rows: rows as u64,
+            positions: (blocks * KV_BLOCK) as u64,
+            capacity: self.capacity as u64,
+            chunk: self.chunk() as u64,
+            experts: moe.unwrap_or((0, 1)),
+        }
+    }
+}
+
+/// Counts a call of a kernel; one that shares code and words with an earlier one is the same.
+fn add(kernels: &mut Vec<Kernel>, kernel: Kernel) -> usize {
+    let same =
+        |k: &Kernel| Arc::ptr_eq(&k.compiled.text, &kernel.compiled.text) && k.explained == kernel.explained;
+    match kernels.iter().position(same) {
+        Some(i) => {
+            kernels[i].calls += 1;
+            kernels[i].seconds += kernel.seconds;
+            i
+        }
+        None => {
+            kernels.push(kernel);
+            kernels.len() - 1
+        }
+    }
+}
+
+fn values(names: &[String], symbols: &[(&str, i64)]) -> Vec<i64> {
+    names.iter().map(|n| symbols.iter().find(|s| s.0 == n).map_or(0, |s| s.1)).collect()
+}
+
+fn kernel(compiled: &Compiled, explained: Explained, symbols: &[(&str, i64)]) -> Kernel {
+    let linear = compiled.program.linear();
+    let w = work(linear, &values(&linear.symbols, symbols));
+    Kernel {
+        compiled: compiled.clone(),
+        schedule: kernel::show(&compiled.schedule),
+        explained,
+        calls: 1,
+        seconds: 0.0,
+        operations: w.operations as f64,
+        instructions: w.instructions as f64,
+        loaded: w.loaded as f64,
+    }
+}
+
+fn calls<'m>(module: &'m Module, symbols: &[(&str, i64)]) -> Vec<Call<'m>> {
+    let touched = |a: &Argument, (dtype, written): (compiler::dtype::DType, bool)| Touched {
+        slot: a.slot,
+        name: a.name.clone(),
+        bytes: a.elements.eval(&values(&a.symbols, symbols)).max(0) as u64 * dtype.bytes() as u64,
+        written,
+        int8: dtype.scalar == Scalar::I8,
+    };
+    let call = |(compiled, arguments): (&'m Compiled, Vec<&Argument>)| {
+        let types = compiled.program.linear().buffers.iter().copied();
+        Call {
+            text: &compiled.text,
+            buffers: arguments.into_iter().zip(types).map(|(a, t)| touched(a, t)).collect(),
+        }
+    };
+    module.calls().map(call).collect()
+}

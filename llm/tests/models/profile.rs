@@ -1,0 +1,92 @@
+//! Profiles of whole models: every kernel is accounted for.
+
+use super::*;
+use llm::profile::{Component, Options as Wanted, Place, Profile};
+use llm::size::Size;
+use llm::synth::{self, Changes};
+use std::collections::HashSet;
+
+fn profile(file: Gguf, tokens: usize, depth: usize) -> Option<(Profile, Size)> {
+    let device = devices().into_iter().next()?;
+    let size = Size::of(&file).unwrap();
+    let options = Options { context: Some(depth + tokens), activations: None, drafts: false };
+    let mut m = Model::load(device, file, options, &mut |_, _| ()).unwrap();
+    let profile = m.profile(Wanted { tokens, depth, repeat: 1 }).unwrap();
+    assert_eq!(m.len(), depth, "the steps that were timed are forgotten");
+    Some((profile, size))
+}
+
+fn adds_up(p: &Profile) {
+    assert_eq!(p.kernels.iter().map(|k| k.calls).sum::<usize>(), p.launches.len());
+    for k in &p.kernels {
+        let e = &k.explained;
+        let shares: f64 = e.components.iter().map(|c| c.1).sum();
+        assert!((shares - 1.0).abs() < 1e-9, "{}: {:?}", k.name(), e);
+        assert!(!e.words.is_empty() && !e.shape.is_empty() && !e.sources.is_empty(), "{}: {e:?}", k.name());
+        assert!(e.bytes > 0.0 && k.instructions > 0.0 && k.seconds > 0.0, "{}", k.name());
+    }
+    let close = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b;
+    assert!(close(p.budget().iter().map(|b| b.1).sum(), p.seconds()));
+    assert!(close(p.budget().iter().map(|b| b.2).sum(), p.bytes()));
+    assert!(close(p.kernels.iter().map(|k| p.share(k)).sum(), 1.0));
+    assert!((3..=p.launches.len() + 4).contains(&p.synchronisations), "{}", p.synchronisations);
+}
+
+fn components(p: &Profile) -> HashSet<Component> {
+    p.budget().into_iter().map(|b| b.0).collect()
+}
+
+#[test]
+fn the_story_model_token_by_token() {
+    let file = Gguf::open(&root().join("app/models/storyteller-Q4_K_M.gguf")).unwrap();
+    let Some((p, size)) = profile(file, 1, 5) else { return };
+    adds_up(&p);
+    assert_eq!(components(&p), Component::ALL.into_iter().collect());
+    // Weights as the file has them, and activations.
+    let touched = p.bytes() / size.token_bytes as f64;
+    assert!((0.95..1.6).contains(&touched), "{touched}");
+    let anatomy = p.anatomy();
+    assert_eq!(anatomy.iter().map(|(_, layers, _)| layers).sum::<usize>(), 7);
+    assert_eq!((anatomy[0].0, anatomy[0].1), (0, 1), "the first layer has no experts");
+    let layers = p.launches.iter().filter(|l| matches!(l.place, Place::Layer { .. })).count();
+    assert_eq!(anatomy.iter().map(|(_, layers, each)| layers * each.len()).sum::<usize>(), layers);
+    assert_eq!(
+        (p.launches[0].place, p.launches[p.launches.len() - 1].place),
+        (Place::Embedding, Place::Head)
+    );
+}
+
+#[test]
+fn chunks_of_other_models() {
+    use Component::*;
+    let dense = [Embedding, Attention, FeedForward, Head, SmallOps];
+    for (spec, expected) in [
+        ("llama-3.2-1b:q4_0", &dense[..]),
+        ("qwen3-30b-a3b:q4_0", &[Embedding, Attention, Router, Experts, Head, SmallOps]),
+        ("deepseek-v2-lite:q4_0", &Component::ALL),
+    ] {
+        for tokens in [1, 60] {
+            let changes = Changes { layers: Some(2), vocab: Some(1024), experts: Some(8) };
+            let changes =
+                if spec.starts_with("llama") { Changes { experts: None, ..changes } } else { changes };
+            let Some((p, _)) = profile(synth::open(spec, changes).unwrap(), tokens, 0) else { return };
+            adds_up(&p);
+            assert_eq!(components(&p), expected.iter().copied().collect(), "{spec}, {tokens} tokens");
+            assert_eq!(p.rows, if tokens == 1 { 1 } else { 64 });
+        }
+    }
+}
+
+#[test]
+fn a_step_takes_what_a_plan_takes() {
+    let file =
+        synth::open("llama-3.2-1b:q4_0", Changes { layers: Some(1), vocab: Some(1024), experts: None });
+    let Some(device) = devices().into_iter().next() else { return };
+    let mut m = load(device, file.unwrap(), 600, Activations::Int8);
+    let error = |m: &mut Model, tokens| match m.profile(Wanted { tokens, depth: 0, repeat: 1 }) {
+        Ok(_) => panic!("{tokens} tokens were taken"),
+        Err(e) => e.to_string(),
+    };
+    assert_eq!(error(&mut m, 0), "one step takes from 1 to 256 tokens, not 0");
+    assert_eq!(error(&mut m, 257), "one step takes from 1 to 256 tokens, not 257");
+}
