@@ -139,8 +139,8 @@ pub enum Op {
     TileDot(i64),
     /// `[tile, m]`: row m.
     TileRow,
-    /// `[c, a, b, at c, at a, at b, stride, steps]`: in place of a store, 16×16 sums of products as
-    /// [`crate::linear::Inst::TileMul`] reads them, 32 elements of `a` and 512 of `b` after the other for so many steps.
+    /// `[c, a, b, at c, at a, at b, stride, step, steps]`: in place of a store, 16×16 sums of products as
+    /// [`crate::linear::Inst::TileMul`] reads them, for so many steps: `step` elements of `a` and 512 of `b` further each.
     TileProduct,
 }
 

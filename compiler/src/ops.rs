@@ -181,13 +181,10 @@ pub struct QuantX<'g> {
 }
 
 impl<'g> QuantX<'g> {
-    /// Tokens that [`QuantX::in_tiles`] puts side by side.
-    pub const TILE: i64 = 16;
-
     /// The same numbers, kept in memory as products of many tokens read them: for each 16 of the M tokens of
     /// `[.., M, K]` a block of one after the other, then the next block. M is a multiple of 16.
     pub fn in_tiles(self) -> QuantX<'g> {
-        self.each(|t, row| Self::from_tiles(Self::to_tiles(t, row).contiguous(), row))
+        self.each(|t, row| from_tiles(to_tiles(t, row).contiguous(), row))
     }
 
     /// The same numbers, kept in memory token after token.
@@ -198,20 +195,34 @@ impl<'g> QuantX<'g> {
     fn each(self, f: impl Fn(Tensor<'g>, usize) -> Tensor<'g>) -> QuantX<'g> {
         QuantX { q: f(self.q, 2), d: f(self.d, 1), s16: f(self.s16, 1), s32: f(self.s32, 1) }
     }
+}
 
-    /// `[.., M, B, ..]` with `row` axes a token to `[.., M/16, B, 16, ..]`.
-    fn to_tiles(t: Tensor<'g>, row: usize) -> Tensor<'g> {
-        let dims: Vec<i64> = (0..=row).rev().map(|i| t.size(-1 - i as isize)).collect();
-        let apart = [&[dims[0] / Self::TILE, Self::TILE], &dims[1..]].concat();
-        t.reshape_last(row + 1, &apart).move_axis(-1 - row as isize, -(row as isize))
-    }
+/// Tokens that lie side by side where products of many read them.
+pub const TILE: i64 = 16;
 
-    /// The rows of what [`QuantX::to_tiles`] made.
-    pub fn from_tiles(t: Tensor<'g>, row: usize) -> Tensor<'g> {
-        let apart = t.move_axis(-(row as isize), -1 - row as isize);
-        let dims: Vec<i64> = (0..row + 2).rev().map(|i| apart.size(-1 - i as isize)).collect();
-        apart.reshape_last(row + 2, &[&[dims[0] * dims[1]], &dims[2..]].concat())
+/// `[.., M, B, ..]` with `row` axes a token to `[.., M/16, B, 16, ..]`.
+fn to_tiles(t: Tensor, row: usize) -> Tensor {
+    let dims: Vec<i64> = (0..=row).rev().map(|i| t.size(-1 - i as isize)).collect();
+    let apart = [&[dims[0] / TILE, TILE], &dims[1..]].concat();
+    t.reshape_last(row + 1, &apart).move_axis(-1 - row as isize, -(row as isize))
+}
+
+/// The rows of what [`to_tiles`] made.
+pub fn from_tiles(t: Tensor, row: usize) -> Tensor {
+    let apart = t.move_axis(-(row as isize), -1 - row as isize);
+    let dims: Vec<i64> = (0..row + 2).rev().map(|i| apart.size(-1 - i as isize)).collect();
+    apart.reshape_last(row + 2, &[&[dims[0] * dims[1]], &dims[2..]].concat())
+}
+
+/// x `[.., M, K]` in bf16, kept in memory as [`linear_half`] reads it best: in tiles where M and K are whole ones.
+pub fn halved(x: Tensor) -> Tensor {
+    let (m, k) = (x.size(-2), x.size(-1));
+    let x = x.cast(Scalar::BF16);
+    if m % TILE != 0 || k % 32 != 0 {
+        return x.contiguous();
     }
+    let blocks = x.reshape_last(1, &[k / 32, 32]);
+    from_tiles(to_tiles(blocks, 2).contiguous(), 2).reshape_last(2, &[k])
 }
 
 /// x `[.., K]` in int8, a scale for every 32; zeros fill the last block up.
@@ -450,7 +461,7 @@ mod tests {
         let (plain, tiled) = (quantize_i8(x), quantize_i8(x).in_tiles());
         let parts = |x: QuantX<'_>| [x.q, x.d, x.s16, x.s32].map(|t| eval1(t, &env));
         assert_eq!(parts(plain).map(|a| (a.dims, a.data)), parts(tiled).map(|a| (a.dims, a.data)));
-        let stored = eval1(QuantX::to_tiles(plain.q, 2), &env);
+        let stored = eval1(to_tiles(plain.q, 2), &env);
         assert_eq!(stored.dims, [2, 3, 16, 32]);
         // Token 17 is the second of the second tile; its block 2 lies behind two blocks of 16 tokens.
         let at = ((3 + 2) * 16 + 1) * 32;

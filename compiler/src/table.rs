@@ -4,7 +4,7 @@
 use crate::dtype::{DType, Scalar};
 use crate::graph::Graph;
 use crate::interp::tensor::Env;
-use crate::ops::{self, Gate, QuantX, Rope, Router};
+use crate::ops::{self, Gate, QuantX, Rope, Router, TILE};
 use crate::quant::{FORMATS, Format, Layout};
 use crate::rng::Rng;
 use crate::shape::Dims;
@@ -160,7 +160,13 @@ impl Case {
             }
             Form::Half => {
                 let w = b.weights("w", format, &[], rows, cols, layout);
-                let x = b.add("x", DType::BF16, [tokens, cols], Fill::Normal(1.0));
+                let x = match tokens % TILE {
+                    0 => {
+                        let dims = [tokens / TILE, cols / 32, TILE, 32];
+                        ops::from_tiles(b.add("x", DType::BF16, dims, Fill::Normal(1.0)), 2).reshape([tokens, cols])
+                    }
+                    _ => b.add("x", DType::BF16, [tokens, cols], Fill::Normal(1.0)),
+                };
                 vec![b.f32("residual", [tokens, rows]) + w.linear_half(x)]
             }
             Form::GateUp { experts, used } => {
@@ -240,13 +246,13 @@ impl<'g> Inputs<'g> {
     fn quantised(&mut self, name: &str, dims: &[i64]) -> QuantX<'g> {
         let (leading, k) = (&dims[..dims.len() - 1], dims[dims.len() - 1]);
         // As `QuantX::in_tiles` leaves them where there are whole tiles of tokens.
-        let tokens = leading.last().copied().filter(|m| m % QuantX::TILE == 0);
+        let tokens = leading.last().copied().filter(|m| m % TILE == 0);
         let mut part = |part: &str, t, more: &[i64], fill| {
             let name = format!("{name}.{part}");
             let Some(m) = tokens else { return self.add(&name, t, [leading, more].concat(), fill) };
             let outer = &leading[..leading.len() - 1];
-            let tiles = [outer, &[m / QuantX::TILE, more[0], QuantX::TILE], &more[1..]].concat();
-            QuantX::from_tiles(self.add(&name, t, tiles, fill), more.len())
+            let tiles = [outer, &[m / TILE, more[0], TILE], &more[1..]].concat();
+            ops::from_tiles(self.add(&name, t, tiles, fill), more.len())
         };
         QuantX {
             q: part("q", DType::I8, &[k / 32, 32], Fill::Ints(-127, 127)),

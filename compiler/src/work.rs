@@ -125,6 +125,12 @@ fn one(p: &Linear, inst: &Inst) -> Work {
                 w.loaded = dst.len() as u64 * inner / 16 * p.dtype(*b).scalar.bytes() as u64;
             }
         }
+        Inst::TileMul { a_mem, a, b, .. } => {
+            w.operations = 2 * 16 * 16 * 32 * (a.len() * b.len()) as u64;
+            if let Mem::Global(_) = a_mem {
+                w.loaded = 16 * 64 * a.len() as u64;
+            }
+        }
         _ => {}
     }
     w

@@ -146,7 +146,7 @@ impl<'g> Matrix<'g> {
         match self.activations {
             Activations::Int8 if self.planes.format.is_quantised() => {
                 let q = ops::quantize_i8(x);
-                let kept = if x.size(-2) % ops::QuantX::TILE == 0 { q.in_tiles() } else { q.kept() };
+                let kept = if x.size(-2) % ops::TILE == 0 { q.in_tiles() } else { q.kept() };
                 self.planes.linear_q8(&kept)
             }
             _ => self.of_f32(x),

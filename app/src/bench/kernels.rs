@@ -153,6 +153,10 @@ pub fn rows(gpu: bool) -> Vec<(Kind, Case)> {
         out.push((Kind::Cached, linear("Q4_0", 1024, 3584, 1, 1)));
     }
     out.push((Kind::Prompt, linear("Q4_0", 4096, 4096, 64, 1)));
+    for tokens in [32, 64, 256] {
+        let case = Case { form: Form::Half, ..linear("Q4_0", 4096, 4096, tokens, 1) };
+        out.push((Kind::Prompt, case));
+    }
     out
 }
 

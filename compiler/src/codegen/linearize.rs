@@ -285,14 +285,14 @@ impl<'g> Linearizer<'g> {
         };
         let (a, b) = (distinct(4), distinct(5));
         assert_eq!(a.len() * b.len(), stores.len(), "every A tile meets every B tile");
-        let [_, a_mem, b_mem, _, _, _, stride, steps] = stores[0].args()[..] else {
-            unreachable!("verified: eight arguments")
+        let [_, a_mem, b_mem, _, _, _, stride, apart, steps] = stores[0].args()[..] else {
+            unreachable!("verified: nine arguments")
         };
         let stride = stride.as_int().expect("verified: known");
         self.push(Inst::TileZero { n: stores.len() });
         let step = a[0].g.new_range(steps, Kind::Serial);
         self.open(step, vec![]);
-        let a = a.into_iter().map(|at| self.value(at + step * 32)).collect();
+        let a = a.into_iter().map(|at| self.value(at + step * apart)).collect();
         let b = b.into_iter().map(|at| self.value(at + step * 512)).collect();
         let [a_mem, b_mem] = [a_mem, b_mem].map(|m| self.memory[&m.id]);
         self.push(Inst::TileMul { a_mem, a, stride, b_mem, b });

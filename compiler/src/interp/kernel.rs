@@ -129,13 +129,13 @@ impl Ram<'_> {
         Bits::read(mem.dtype().scalar, bytes.unwrap_or(&[POISON; 8]))
     }
 
-    fn tile_product(&mut self, e: Ex, [c_at, a_at, b_at, stride, steps]: [i64; 5]) {
+    fn tile_product(&mut self, e: Ex, [c_at, a_at, b_at, stride, step, steps]: [i64; 6]) {
         let (c, a, b) = (e.arg(0), e.arg(1), e.arg(2));
         let mut sums = [0f32; 256];
         for k in 0..32 * steps {
             for (i, sum) in sums.iter_mut().enumerate() {
                 let (row, column) = (i as i64 / 16, i as i64 % 16);
-                let x = self.read(a, a_at + row * stride + k).as_float();
+                let x = self.read(a, a_at + row * stride + k / 32 * step + k % 32).as_float();
                 let y = self.read(b, b_at + k / 2 * 32 + 2 * column + k % 2).as_float();
                 *sum += x * y;
             }

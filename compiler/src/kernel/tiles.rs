@@ -36,6 +36,13 @@ pub fn half_factors<'g>(body: Ex<'g>) -> Option<(Ex<'g>, Ex<'g>)> {
     (body.op() == Op::Binary(Binary::Mul)).then(|| Some((half(body.arg(0))?, half(body.arg(1))?)))?
 }
 
+/// The range of the tokens, or those of tiles of tokens and of the tokens in one.
+#[derive(Clone, Copy)]
+enum Tokens<'g> {
+    Rows(Ex<'g>),
+    Tiles(Ex<'g>, Ex<'g>),
+}
+
 /// A sum of products: the fold, what depends on the tokens, what does not, and the ranges summed over.
 struct Product<'g> {
     fold: Ex<'g>,
@@ -94,6 +101,16 @@ impl<'g> Scheduled<'g> {
         let Some(&column) = columns.iter().filter(|r| multiple(r.arg(0), TILE)).min_by_key(near) else {
             refuse!("tiles: no {TILE} rows of weights side by side")
         };
+        // Tokens may lie in tiles already: 16 rows of a step side by side, then the next step.
+        let outs = self.kernel.rows.iter().chain(&stage.outs).copied();
+        let theirs = |r: &Ex<'g>| found.iter().all(|p| depends(p.tokens, *r) && !depends(p.weights, *r));
+        let theirs: Vec<Ex> = outs.filter(theirs).collect();
+        let lies = |r: &&Ex<'g>| r.arg(0).as_int() == Some(TILE) && stride(found[0].tokens, **r) == STEP;
+        let within = theirs.iter().copied().find(|r| lies(&r));
+        let tiled = within.and_then(|within| {
+            let rest = theirs.iter().copied().filter(|r| *r != within);
+            Some((rest.max_by_key(|r| (*r == across, r.arg(0).bounds().1))?, within))
+        });
         let inputs: i64 = found[0].over.iter().map(|r| r.arg(0).bounds().1).product();
         let alone = found.len() == 1;
         let (lanes, rows) = match column.arg(0).as_int() {
@@ -109,13 +126,22 @@ impl<'g> Scheduled<'g> {
             Some(2) => r,
             _ => self.divide(r, 2).1,
         });
-        let most = (ACTIVATIONS / (2 * inputs)).clamp(4 * TILE, 32 * TILE);
-        let chunk = across.arg(0).as_int().and_then(|m| {
-            let whole = (1..=most / TILE).rev().map(|n| n * TILE).find(|c| m % c == 0);
-            whole.filter(|c| *c < m)
-        });
-        let across = chunk.map_or(across, |c| self.divide(across, c).1);
-        self.stages_of_tiles(across, lanes, pair)
+        let most = (ACTIVATIONS / (2 * inputs * TILE)).clamp(4, 32);
+        let part = |extent: Ex, of: i64| {
+            let n = extent.as_int()?;
+            (1..=most).rev().map(|tiles| tiles * of).find(|c| n % c == 0).filter(|c| *c < n)
+        };
+        let tokens = match tiled {
+            Some((tiles, within)) => {
+                let part = part(tiles.arg(0), 1);
+                Tokens::Tiles(part.map_or(tiles, |n| self.divide(tiles, n).1), within)
+            }
+            None => {
+                let part = part(across.arg(0), TILE);
+                Tokens::Rows(part.map_or(across, |n| self.divide(across, n).1))
+            }
+        };
+        self.stages_of_tiles(tokens, lanes, pair)
     }
 
     /// Splits a range into loops outside and inside.
@@ -127,12 +153,15 @@ impl<'g> Scheduled<'g> {
 
     fn stages_of_tiles(
         &mut self,
-        across: Ex<'g>,
+        place: Tokens<'g>,
         lanes: Ex<'g>,
         pair: Option<Ex<'g>>,
     ) -> Result<(), Illegal> {
         let g = self.kernel.g;
         let stage = self.kernel.stages[0].clone();
+        let across = match place {
+            Tokens::Rows(r) | Tokens::Tiles(_, r) => r,
+        };
         let found = products(stage.store, across).expect("splitting keeps products");
         let (tokens, mut over) = (found[0].tokens, found[0].over.clone());
         if found.len() > 2 || found.iter().any(|p| p.tokens != tokens || p.over != over) {
@@ -146,21 +175,28 @@ impl<'g> Scheduled<'g> {
         };
         let by: HashMap<Id, i64> = over.iter().zip(&strides[1..]).map(|(r, s)| (r.id, *s)).collect();
         over.sort_by_key(|r| std::cmp::Reverse(by[&r.id]));
-        let mut apart = Some(1);
-        for r in over.iter().rev() {
+        let (&last, outer) = over.split_last().expect("a fold has ranges");
+        let whole = last.arg(0).as_int() == Some(STEP);
+        let (step, mut apart) = match place {
+            Tokens::Rows(_) => (STEP, last.arg(0).as_int()),
+            Tokens::Tiles(..) => (WEIGHTS, Some(WEIGHTS).filter(|_| whole)),
+        };
+        if by[&last.id] != 1 || !multiple(last.arg(0), STEP) {
+            refuse!("tiles: the inputs are no multiple of {STEP} side by side");
+        }
+        for r in outer.iter().rev() {
             if apart != Some(by[&r.id]) {
                 refuse!("tiles: the inputs are not side by side");
             }
             apart = apart.and_then(|n| Some(n * r.arg(0).as_int()?));
         }
-        let (&last, outer) = over.split_last().expect("a fold has ranges");
-        if !multiple(last.arg(0), STEP) {
-            refuse!("tiles: the inputs are no multiple of {STEP}");
-        }
         let steps = simplify1(over.iter().fold(g.int(1), |n, r| n * r.arg(0)) / STEP);
         let most_steps = steps.bounds().1;
         let groups = if pair.is_some() { 2 } else { found.len() as i64 };
-        let count = across.arg(0);
+        let count = match place {
+            Tokens::Rows(r) => r.arg(0),
+            Tokens::Tiles(t, _) => simplify1(t.arg(0) * TILE),
+        };
         let most = (count.bounds().1 + TILE - 1) / TILE * TILE;
         let weights = g.make(Op::Local(0), DType::BF16, &[g.int(groups * most_steps * WEIGHTS)]);
         let sums = g.make(Op::Local(1), DType::F32, &[g.int(groups * most * TILE)]);
@@ -170,15 +206,15 @@ impl<'g> Scheduled<'g> {
         for (p, product) in found.iter().enumerate() {
             let group = pair.map(|_| own(g.int(2)));
             let copies: Vec<Ex> = outer.iter().map(|r| own(r.arg(0))).collect();
-            let block = (last.arg(0).as_int() != Some(STEP)).then(|| own(simplify1(last.arg(0) / STEP)));
+            let block = (!whole).then(|| own(simplify1(last.arg(0) / STEP)));
             let [two, lane, side] = [TILE, TILE, 2].map(|n| own(g.int(n)));
             let element = block.map_or(g.int(0), |b| b * STEP) + two * 2 + side;
             let mut map: HashMap<Id, Ex> = outer.iter().map(|r| r.id).zip(copies.iter().copied()).collect();
             map.extend([(last.id, element), (lanes.id, lane)]);
             map.extend(pair.zip(group).map(|(r, own)| (r.id, own)));
-            let terms = outer.iter().zip(&copies).map(|(r, &c)| c * (by[&r.id] / STEP));
-            let step = terms.chain(block).reduce(|a, b| a + b).unwrap_or(g.int(0));
-            let at = group.unwrap_or(g.int(p as i64)) * most_steps + step;
+            let terms = outer.iter().zip(&copies).map(|(r, &c)| c * (by[&r.id] / step));
+            let at = terms.chain(block).reduce(|a, b| a + b).unwrap_or(g.int(0));
+            let at = group.unwrap_or(g.int(p as i64)) * most_steps + at;
             let at = (at * TILE + two) * STEP + lane * 2 + side;
             let value = substitute(&[product.weights], &map)[0];
             let outs = group.into_iter().chain(copies).chain(block).chain([two, lane, side]);
@@ -201,22 +237,31 @@ impl<'g> Scheduled<'g> {
         let group = (groups > 1).then(|| g.new_range(g.int(groups), Kind::Upcast));
         let of_group = group.unwrap_or(g.int(0));
         let mut first: HashMap<Id, Ex> = over.iter().map(|r| (r.id, g.int(0))).collect();
-        first.insert(across.id, begin(tile));
+        match place {
+            Tokens::Rows(r) => first.extend([(r.id, begin(tile))]),
+            Tokens::Tiles(t, within) => first.extend([(t.id, tile), (within.id, g.int(0))]),
+        }
         let [to, from] = [(of_group * most + tile * TILE) * TILE, substitute(&[*at], &first)[0]];
         let of_weights = of_group * (most_steps * WEIGHTS);
-        let args = [sums, *a_mem, weights, to, from, of_weights, g.int(strides[0]), steps];
+        let args = [sums, *a_mem, weights, to, from, of_weights, g.int(strides[0]), g.int(step), steps];
         let outs = of_tiles.into_iter().chain(group).collect();
         stages.push(Stage { outs, store: g.make(Op::TileProduct, DType::F32, &args) });
 
-        let tile = across / TILE;
-        let row = simplify1(tile * TILE + across - begin(tile));
+        let row = match place {
+            Tokens::Rows(r) => simplify1(r / TILE * TILE + r - begin(r / TILE)),
+            Tokens::Tiles(t, within) => t * TILE + within,
+        };
         let sum = |(p, product): (usize, &Product<'g>)| {
             let at = (pair.unwrap_or(g.int(p as i64)) * most + row) * TILE + lanes;
             (product.fold.id, g.make(Op::Load, DType::F32, &[sums, at]))
         };
         let loads: HashMap<Id, Ex> = found.iter().enumerate().map(sum).collect();
         let outs: Vec<Ex> = self.kernel.rows.iter().chain(&stage.outs).copied().collect();
-        let inner = |r: &&Ex<'g>| **r == across || **r == lanes || Some(**r) == pair;
+        let tiles = match place {
+            Tokens::Rows(_) => None,
+            Tokens::Tiles(t, _) => Some(t),
+        };
+        let inner = |r: &&Ex<'g>| **r == across || Some(**r) == tiles || **r == lanes || Some(**r) == pair;
         let (inner, rows): (Vec<Ex>, Vec<Ex>) = outs.iter().partition(inner);
         stages.push(Stage { outs: inner, store: substitute(&[stage.store], &loads)[0] });
         let stores = simplify(&stages.iter().map(|s| s.store).collect::<Vec<_>>());

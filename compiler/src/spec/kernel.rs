@@ -100,8 +100,9 @@ fn node(e: Ex, level: Level) -> Check {
         Op::TileDot(_) => tile(e, &args, level),
         Op::TileProduct => {
             let [c, a, b, at @ ..] = &args[..] else { return Err("too few arguments".into()) };
-            ensure(at.len() == 5 && at.iter().all(|i| is_index(*i)), || "five indices".into())?;
-            ensure(at[3].as_int().is_some(), || "rows are a known number of elements apart".into())?;
+            ensure(at.len() == 6 && at.iter().all(|i| is_index(*i)), || "six indices".into())?;
+            let known = at[3].as_int().is_some() && at[4].as_int().is_some();
+            ensure(known, || "rows and steps are a known number of elements apart".into())?;
             access(e, *c, DType::F32, None)?;
             let half = |m: &Ex| matches!(m.op(), Op::Buffer(_) | Op::Local(_)) && m.dtype() == DType::BF16;
             ensure(half(a) && half(b), || "products are of bf16".into())
