@@ -104,8 +104,8 @@ pub enum Op {
     /// Same values, but computed once and kept in memory.
     Contiguous,
     /// `[segment, starts]`, i32: `segment` again, which does not fall along its only axis; `starts` `[n + 1]` says where
-    /// each of n segments begins, and last how many elements there are. Below the tensor level
-    /// `[segment, start, end]` of the element's own segment.
+    /// each of n segments begins and where the last one ends. What is computed for elements behind that is undefined.
+    /// Below the tensor level `[segment, start, end]` of the element's own segment.
     Segment,
 
     // kernel

@@ -167,6 +167,39 @@ pub fn router<'g>(logits: Tensor<'g>, bias: Option<Tensor<'g>>, r: Router) -> (T
     (pick(chosen, scores.positions(-1)), weights * r.scale)
 }
 
+/// Tokens' choices sorted by what they chose, in tiles that share one expert each.
+pub struct Groups<'g> {
+    /// Which expert each tile has, i32 `[tiles]`, in segments.
+    pub expert: Tensor<'g>,
+    /// Which of the `[T·k]` choices stands in each row of the tiles, i32 `[tiles·16]`; any where none does.
+    pub choice: Tensor<'g>,
+    /// In which row of the tiles each choice stands, i32 `[T, k]`.
+    pub row: Tensor<'g>,
+}
+
+/// Groups the experts (i32 `[T, k]`) that tokens chose. Ranks are counted, O((T·k)²): little beside the experts.
+pub fn group(chosen: Tensor, experts: i64) -> Groups {
+    let g = chosen.graph();
+    let (t, k) = (chosen.size(0), chosen.size(1));
+    let n = t * k;
+    let chosen = chosen.reshape([n]).contiguous();
+    fn count(these: Tensor) -> Tensor {
+        these.cast(Scalar::I32).sum(-1).squeeze(-1)
+    }
+    let earlier = g.iota(n).lt(g.iota(n).unsqueeze(1));
+    let rank = count(chosen.eq(chosen.unsqueeze(1)) & earlier);
+    let tiles = ((count(chosen.eq(g.iota(experts).unsqueeze(1))) + (TILE - 1)) >> 4).contiguous();
+    let before = g.iota(experts).lt(g.iota(experts + 1).unsqueeze(1));
+    let starts = before.select(tiles, 0.tensor(tiles)).sum(-1).squeeze(-1).contiguous();
+    let row = ((starts.gather(chosen) << 4) + rank).contiguous();
+    let most = (n + TILE - 1) / TILE + experts;
+    let ended = starts.slice(0, 1..experts + 1).le(g.iota(most).unsqueeze(1));
+    let expert = count(ended).contiguous();
+    let here = row.eq(g.iota(most * TILE).unsqueeze(1));
+    let choice = here.select(g.iota(n), 0.tensor(row)).max(-1).squeeze(-1);
+    Groups { expert: expert.segments(starts), choice: choice.contiguous(), row: row.reshape([t, k]) }
+}
+
 /// Rows in int8: `x[k] ≈ d[k/32] · q[k/32, k%32]`.
 #[derive(Clone, Copy)]
 pub struct QuantX<'g> {

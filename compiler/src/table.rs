@@ -20,6 +20,11 @@ pub enum Form {
     },
     /// `residual + x·wᵀ`, both factors rounded to bf16.
     Half,
+    /// `Σ_e weight_e·(x·w_eᵀ)` over the experts that each token chose, tokens grouped by expert, in bf16.
+    Grouped {
+        experts: i64,
+        used: i64,
+    },
     /// `silu(x·gᵀ)·(x·uᵀ)` for the chosen of a stack of experts.
     GateUp {
         experts: i64,
@@ -73,6 +78,7 @@ impl std::fmt::Display for Case {
             Form::Linear { batch: 1 } => "linear".into(),
             Form::Linear { batch } => format!("linear*{batch}"),
             Form::Half => "half".into(),
+            Form::Grouped { experts, used } => format!("grouped({used}/{experts})"),
             Form::GateUp { experts, used } => format!("gate_up({used}/{experts})"),
             Form::Down { experts, used } => format!("down({used}/{experts})"),
             Form::NormQuant => "norm_quant".into(),
@@ -99,6 +105,7 @@ impl Case {
             Form::GateUp { used, .. } => 2 * used * one,
             Form::Down { used, .. } => used * one,
             Form::Half => one,
+            Form::Grouped { experts, .. } => experts * one,
             Form::Router(_) => 4 * self.rows * self.cols,
             _ => 0,
         }
@@ -110,7 +117,7 @@ impl Case {
         match self.form {
             Form::Linear { batch } => batch * one,
             Form::GateUp { used, .. } => 2 * used * one,
-            Form::Down { used, .. } => used * one,
+            Form::Down { used, .. } | Form::Grouped { used, .. } => used * one,
             Form::Router(_) | Form::Half => one,
             _ => 0,
         }
@@ -121,7 +128,7 @@ impl Case {
         match self.form {
             Form::Rope(_) | Form::TopK(_) => 1e-6,
             // A weight a hair from the middle rounds either way.
-            Form::Half => 5e-4,
+            Form::Half | Form::Grouped { .. } => 5e-4,
             _ => 2e-5,
         }
     }
@@ -163,11 +170,23 @@ impl Case {
                 let x = match tokens % TILE {
                     0 => {
                         let dims = [tokens / TILE, cols / 32, TILE, 32];
-                        ops::from_tiles(b.add("x", DType::BF16, dims, Fill::Normal(1.0)), 2).reshape([tokens, cols])
+                        ops::from_tiles(b.add("x", DType::BF16, dims, Fill::Normal(1.0)), 2)
+                            .reshape([tokens, cols])
                     }
                     _ => b.add("x", DType::BF16, [tokens, cols], Fill::Normal(1.0)),
                 };
                 vec![b.f32("residual", [tokens, rows]) + w.linear_half(x)]
+            }
+            Form::Grouped { experts, used } => {
+                let w = b.weights("w", format, &[experts], rows, cols, layout);
+                let chosen = b.add("sel", DType::I32, [tokens, used], Fill::Ints(0, experts - 1));
+                let weight = b.add("weight", DType::F32, [tokens, used, 1], Fill::Between(0.1, 1.0));
+                let x = b.f32("x", [tokens, cols]);
+                let groups = ops::group(chosen, experts);
+                let x = x.gather(groups.choice / used).reshape_last(2, &[groups.expert.size(0), TILE, cols]);
+                let y = w.gather(groups.expert).linear_half(ops::halved(x)).contiguous();
+                let y = y.reshape([groups.expert.size(0) * TILE, rows]);
+                vec![(y.gather(groups.row) * weight).sum(1).squeeze(1)]
             }
             Form::GateUp { experts, used } => {
                 let (gate, up) = (
@@ -358,6 +377,9 @@ pub fn cases(most_rows: i64) -> Vec<Case> {
             |form, rows: i64, cols| Case { form, format, rows: rows.min(most_rows), cols, tokens: 1 };
         out.push(experts(Form::GateUp { experts: 64, used: 4 }, 1536, 2048));
         out.push(experts(Form::Down { experts: 64, used: 4 }, 2048, 1536));
+        for (rows, cols, tokens) in [(64, 256, 33), (19, 512, 5)] {
+            out.push(Case { form: Form::Grouped { experts: 7, used: 2 }, format, rows, cols, tokens });
+        }
     }
     let plain = |form, rows, cols, tokens| Case { form, format: f32_, rows, cols, tokens };
     for tokens in [1, 7] {

@@ -319,6 +319,12 @@ impl<'g> Tensor<'g> {
         dims.extend(self.dims().into_iter().skip(1));
         self.shaped(Op::Gather, self.dtype(), &dims, &[self.0, index.0])
     }
+    /// The same indices (i32 `[n]`, not falling) with the promise that segment i is `starts[i]..starts[i + 1]`, so that
+    /// what they choose can be shared by a segment. What is computed for elements behind the last segment is undefined.
+    pub fn segments(self, starts: Tensor<'g>) -> Tensor<'g> {
+        assert_eq!((self.dtype(), starts.dtype()), (DType::I32, DType::I32), "segments are i32");
+        self.shaped(Op::Segment, self.dtype(), &self.dims(), &[self.0, starts.0])
+    }
     /// Writes through this view of a buffer (slices, permutations, a gather for a scatter) and gives the buffer after
     /// that.
     pub fn assign(self, value: Tensor<'g>) -> Tensor<'g> {

@@ -9,7 +9,7 @@ use crate::block::Block;
 use crate::config::{self, Config};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::planner::{Drafting, Embedding, Head, Modules, Planner};
-use crate::weights::{self, Activations, Inputs, Loader, Source};
+use crate::weights::{self, Activations, Inputs, Loader, Numbers, Source};
 use compiler::graph::Graph;
 use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
@@ -74,7 +74,7 @@ pub struct Model {
     pub(crate) file: Gguf,
     pub(crate) config: Config,
     pub(crate) layout: Layout,
-    pub(crate) activations: Activations,
+    pub(crate) numbers: Numbers,
     context: usize,
     /// Rows of the cache: the context and room for the tokens that fill up a chunk.
     pub(crate) capacity: i64,
@@ -124,6 +124,7 @@ impl Model {
         let caps = device.target().caps();
         let activations =
             options.activations.unwrap_or(if caps.dot4 { Activations::Int8 } else { Activations::F32 });
+        let numbers = Numbers { activations, tiles: caps.tile };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
         let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
@@ -132,7 +133,7 @@ impl Model {
         let capacity = ((context + most) as i64 + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
 
         let drafts = if options.drafts { config.drafts } else { 0 };
-        let declared = declare(&file, &config, drafts, layout, activations)?;
+        let declared = declare(&file, &config, drafts, layout, numbers)?;
         let weights = load(&*device, &file, layout, &declared.sources, progress)?;
 
         let factors =
@@ -158,7 +159,7 @@ impl Model {
         let rows = most as i64;
         Ok(Model {
             layout,
-            activations,
+            numbers,
             context,
             capacity,
             chunks,
@@ -405,12 +406,12 @@ fn declare(
     c: &Config,
     drafts: i64,
     layout: Layout,
-    activations: Activations,
+    numbers: Numbers,
 ) -> Result<Declared, weights::Error> {
     type Part<'a> = &'a dyn for<'g> Fn(&Inputs<'g, '_>) -> Result<(), weights::Error>;
     let part = |prefix: &str, of: Part| {
         let g = Graph::new();
-        let inputs = Inputs::new(&g, file, prefix.into(), layout, activations);
+        let inputs = Inputs::new(&g, file, prefix.into(), layout, numbers);
         of(&inputs).map(|()| inputs.sources())
     };
     let mut sources = part("", &|i| {

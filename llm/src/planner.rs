@@ -29,7 +29,7 @@ pub struct Planner<'m> {
 
 impl<'m> Planner<'m> {
     fn inputs<'g>(&self, g: &'g Graph, prefix: &str) -> Inputs<'g, 'm> {
-        Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.model.activations)
+        Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.model.numbers)
     }
     fn stream<'g>(&self, g: &'g Graph, name: &str, rows: i64) -> Tensor<'g> {
         g.input(name, DType::F32, [rows, self.model.config.dim])

@@ -54,21 +54,26 @@ pub struct Inputs<'g, 'f> {
     pub g: &'g Graph,
     file: &'f Gguf,
     layout: Layout,
-    activations: Activations,
+    numbers: Numbers,
     prefix: String,
     sources: RefCell<Vec<Source>>,
 }
 
+/// What products are computed in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Numbers {
+    pub activations: Activations,
+    /// Many tokens in bf16, on a tile unit: more exact than int8, and faster there.
+    pub tiles: bool,
+}
+
+/// Tokens from which on weights are worth unpacking, and experts worth sorting by.
+const MANY: i64 = 16;
+
 impl<'g, 'f> Inputs<'g, 'f> {
     /// Names are taken behind `prefix`.
-    pub fn new(
-        g: &'g Graph,
-        file: &'f Gguf,
-        prefix: String,
-        layout: Layout,
-        activations: Activations,
-    ) -> Self {
-        Inputs { g, file, layout, activations, prefix, sources: RefCell::default() }
+    pub fn new(g: &'g Graph, file: &'f Gguf, prefix: String, layout: Layout, numbers: Numbers) -> Self {
+        Inputs { g, file, layout, numbers, prefix, sources: RefCell::default() }
     }
 
     fn find(&self, name: &str, dims: &[i64]) -> Result<Option<(&'f TensorInfo, String)>, Error> {
@@ -106,7 +111,7 @@ impl<'g, 'f> Inputs<'g, 'f> {
         for (plane, b) in buffers.into_iter().enumerate() {
             sources.push(Source { slot: slot(b), tensor: full.clone(), plane });
         }
-        Ok(Some(Matrix { planes, activations: self.activations }))
+        Ok(Some(Matrix { planes, numbers: self.numbers, layout: self.layout }))
     }
     pub fn matrix(&self, name: &str, dims: &[i64]) -> Result<Matrix<'g>, Error> {
         self.required(self.opt_matrix(name, dims)?, name, dims)
@@ -137,13 +142,17 @@ impl<'g, 'f> Inputs<'g, 'f> {
 #[derive(Clone)]
 pub struct Matrix<'g> {
     planes: Planes<'g>,
-    activations: Activations,
+    numbers: Numbers,
+    layout: Layout,
 }
 
 impl<'g> Matrix<'g> {
     /// `x · wᵀ`: x `[.., M, K]` to `[.., M, R]`; leading axes broadcast.
     pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
-        match self.activations {
+        match self.numbers.activations {
+            Activations::Int8 if self.numbers.tiles && x.size(-2) >= MANY => {
+                self.planes.linear_half(ops::halved(x))
+            }
             Activations::Int8 if self.planes.format.is_quantised() => {
                 let q = ops::quantize_i8(x);
                 let kept = if x.size(-2) % ops::TILE == 0 { q.in_tiles() } else { q.kept() };
@@ -155,6 +164,10 @@ impl<'g> Matrix<'g> {
     /// As [`Matrix::of`], the activations always in f32.
     pub fn of_f32(&self, x: Tensor<'g>) -> Tensor<'g> {
         self.planes.linear(x)
+    }
+    /// Do so many tokens share what they read?
+    pub fn shares(&self, tokens: i64) -> bool {
+        tokens >= MANY && self.layout == Layout::Interleaved16
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {

@@ -217,6 +217,15 @@ fn node(e: Ex, env: &Env, values: &HashMap<Id, Rc<Array>>) -> Array {
             });
             array(rows.collect())
         }
+        Op::Segment => {
+            let (segment, starts) = (arg(0), arg(1));
+            for (i, pair) in starts.data.windows(2).enumerate() {
+                let own = segment.data.get(pair[0].as_int() as usize..pair[1].as_int() as usize);
+                let same = own.is_some_and(|s| s.iter().all(|v| v.as_int() == i as i64));
+                assert!(same, "segment {i} is not from {} to {}", pair[0].as_int(), pair[1].as_int());
+            }
+            array(segment.data.clone())
+        }
         Op::Assign => {
             let value = arg(1);
             // The view applied to the numbers of the buffer's elements says where each value goes.

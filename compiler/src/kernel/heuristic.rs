@@ -24,6 +24,7 @@ const BLOCK: i64 = 256;
 
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
+    p.by_segments();
     let kept = if p.keep_tiles() { p.s.kernel.stages.len() - 1 } else { p.keep_weights() };
     for stage in kept..p.s.kernel.stages.len() {
         if caps.lanes > 1 { p.gpu_stage(stage) } else { p.cpu_stage(stage) }
@@ -75,6 +76,15 @@ impl<'g> Proposal<'g, '_> {
             Some((self.s.axes.iter().position(|a| a.range == range)?, weights))
         });
         products.collect()
+    }
+
+    /// What is chosen by segments is shared by a segment's elements.
+    fn by_segments(&mut self) {
+        for (i, _) in self.outs(0) {
+            if self.put(Action::Segment, i, 0) {
+                return;
+            }
+        }
     }
 
     /// Sends the longest axis of tokens through a tile unit, where there is one. The weights' rows are the lanes in which

@@ -10,7 +10,9 @@ pub mod search;
 mod tiles;
 
 use crate::codegen::Caps;
+use crate::dtype::Scalar;
 use crate::graph::{Ex, Id, Kind, Op, rebuild, topo};
+use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
 use crate::scalar::{Binary, Fold};
 use crate::schedule::{Kernel, Stage, length};
@@ -50,6 +52,8 @@ pub enum Action {
     /// Weights that this output axis shares are unpacked once, into local memory; where products are of bf16, the axis
     /// goes through a tile unit. Comes first; the axes are numbered anew.
     Keep,
+    /// An output axis that chooses by segments: the segments outside, the elements of one inside.
+    Segment,
     /// Exchanges the axis with axis `n` of the same kind: loop order.
     Swap,
     /// Fetches what the inner loop reads `n`·64 bytes ahead; `axis` is not used.
@@ -57,9 +61,12 @@ pub enum Action {
 }
 
 impl Action {
-    pub const ALL: [Action; 13] = {
+    pub const ALL: [Action; 14] = {
         use Action::*;
-        [Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Keep, Swap, Prefetch]
+        [
+            Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Keep, Segment, Swap,
+            Prefetch,
+        ]
     };
     pub fn on(self, axis: usize, n: usize) -> Opt {
         Opt { action: self, axis: axis as u8, n: n as u16 }
@@ -161,7 +168,8 @@ impl<'g> Scheduled<'g> {
             Op::Binary(Binary::Div | Binary::Mod) if e.arg(0) == r => e.arg(1).as_int(),
             _ => None,
         });
-        by.filter(|&c| c > 1 && c < most).max().filter(|_| most > 32)
+        let reduced = reductions_of(&self.kernel).contains(&r);
+        by.filter(|&c| c > 1 && c < most).max().filter(|_| most > 32 || most == 32 && !reduced)
     }
 
     fn plain(kernel: Kernel<'g>) -> Scheduled<'g> {
@@ -213,6 +221,9 @@ impl<'g> Scheduled<'g> {
             Action::Grid if axis.role != Role::Row && !single => {
                 refuse!("{opt}: the stages of a kernel meet within one grid index")
             }
+            Action::Grid if topo(&[axis.range.arg(0)]).iter().any(|e| e.op() == Op::Load) => {
+                refuse!("{opt}: only the kernel knows how many there are")
+            }
             Action::Grid => self.retag(opt.axis as usize, Kind::Grid),
             Action::Local if reduce || !threads => refuse!("{opt}: wants an output axis and threads"),
             Action::Local => self.split(opt.axis as usize, n, Kind::Local, false),
@@ -263,6 +274,10 @@ impl<'g> Scheduled<'g> {
                 false => refuse!("{opt}: wants a tile unit"),
             },
             Action::Keep => self.keep(opt.axis as usize)?,
+            Action::Segment if reduce || threads || !single => {
+                refuse!("{opt}: wants an output axis of one stage, and a CPU")
+            }
+            Action::Segment => self.segment(opt.axis as usize)?,
             Action::Swap => {
                 let (a, b) = (opt.axis as usize, opt.n as usize);
                 let Some(other) = self.axes.get(b) else { refuse!("{opt}: no such axis") };
@@ -326,7 +341,11 @@ impl<'g> Scheduled<'g> {
         let g = self.kernel.g;
         let stores = self.kernel.stores();
         let before: Vec<bool> = stores.iter().map(|s| free(*s, old)).collect();
-        let mut new = rebuild(&stores, |e, args| match e.op() {
+        // The number of rounds of one range may depend on another.
+        let inner: Vec<Ex> =
+            self.axes.iter().map(|a| a.range).filter(|r| *r != old && topo(&[*r]).contains(&old)).collect();
+        let roots = [stores.clone(), inner.clone()].concat();
+        let mut new = rebuild(&roots, |e, args| match e.op() {
             _ if e == old => index,
             Op::Fold(fold, n) => {
                 let (bodies, over) = args.split_at(n as usize);
@@ -354,6 +373,11 @@ impl<'g> Scheduled<'g> {
             }
             _ => e.with_args(&args),
         });
+        for (was, now) in inner.into_iter().zip(new.split_off(stores.len())) {
+            self.axes.iter_mut().filter(|a| a.range == was).for_each(|a| a.range = now);
+            let lists = self.kernel.stages.iter_mut().map(|s| &mut s.outs).chain([&mut self.kernel.rows]);
+            lists.for_each(|list| replace_in(list, was, &[now]));
+        }
         if let Some(guard) = guard {
             for (s, depends) in new.iter_mut().zip(before) {
                 if depends {
@@ -367,6 +391,34 @@ impl<'g> Scheduled<'g> {
             replace_in(&mut stage.outs, old, ranges);
         }
         replace_in(&mut self.kernel.rows, old, ranges);
+    }
+
+    /// Element s of the axis becomes element j of segment i.
+    fn segment(&mut self, axis: usize) -> Result<(), Illegal> {
+        let (g, old) = (self.kernel.g, self.axes[axis]);
+        let stores = self.kernel.stores();
+        let found: Vec<Ex> =
+            topo(&stores).into_iter().filter(|e| e.op() == Op::Segment && free(*e, old.range)).collect();
+        let ([chosen], Some(most)) = (&found[..], old.extent()) else {
+            refuse!("segment: the axis chooses no segments, or several")
+        };
+        let segments = topo(&[chosen.arg(1)]).into_iter().rfind(|e| e.op() == Op::Load);
+        let Some(n) = segments.and_then(|l| length(l.arg(0)).as_int()) else {
+            refuse!("segment: the starts are not in memory")
+        };
+        let i = g.new_range(g.int(n - 1), Kind::Serial);
+        let own = HashMap::from([(chosen.arg(0).id, i.cast(Scalar::I32))]);
+        let place = simplify(&substitute(&[chosen.arg(1), chosen.arg(2)], &own));
+        let [start, end] = [place[0], place[1]].map(|e| e.cast(Scalar::I64));
+        let j = g.new_range(simplify1((end - start).max(0).min(most)), Kind::Serial);
+        let chosen = HashMap::from([(chosen.id, i.cast(Scalar::I32))]);
+        for stage in &mut self.kernel.stages {
+            stage.store = substitute(&[stage.store], &chosen)[0];
+        }
+        self.replace(old.range, simplify1(start + j), &[i, j], None);
+        self.axes[axis].range = i;
+        self.axes.push(Axis { range: j, role: old.role });
+        Ok(())
     }
 
     fn swap(&mut self, a: usize, b: usize) {
@@ -401,17 +453,16 @@ impl<'g> Scheduled<'g> {
         order.extend(self.kernel.stages.iter().flat_map(|s| s.outs.iter().copied()));
         order.extend(self.kernel.stages.iter().flat_map(|s| reductions(s.store)));
         order.sort_by_key(|r| matches!(r.op(), Op::Range(_, Kind::Upcast | Kind::Unroll | Kind::Vector)));
-        let map: HashMap<Id, Ex> = order
-            .iter()
-            .enumerate()
-            .map(|(i, r)| {
-                let Op::Range(_, kind) = r.op() else { unreachable!("axes are ranges") };
-                (r.id, g.make(Op::Range(i as u32, kind), r.dtype(), &r.args()))
-            })
-            .collect();
+        let mut map: HashMap<Id, Ex> = HashMap::new();
+        for (i, r) in order.iter().enumerate() {
+            let Op::Range(_, kind) = r.op() else { unreachable!("axes are ranges") };
+            let rounds = substitute(&r.args(), &map);
+            map.insert(r.id, g.make(Op::Range(i as u32, kind), r.dtype(), &rounds));
+        }
         let new = |e: Ex<'g>| map.get(&e.id).copied().unwrap_or(e);
         let stores = rebuild(&self.kernel.stores(), |e, args| match e.op() {
             Op::Range(..) => new(e),
+            Op::Segment => args[0],
             _ => e.with_args(&args),
         });
         let stages = self
@@ -488,6 +539,11 @@ pub fn reductions<'g>(store: Ex<'g>) -> Vec<Ex<'g>> {
         }
     }
     out
+}
+
+/// Ranges that some stage of the kernel consumes.
+fn reductions_of<'g>(kernel: &Kernel<'g>) -> Vec<Ex<'g>> {
+    kernel.stages.iter().flat_map(|s| reductions(s.store)).collect()
 }
 
 /// Folds that consume the range.

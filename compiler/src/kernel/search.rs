@@ -34,6 +34,7 @@ pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
                 offer(Action::Grid, &[0]);
                 offer(Action::Tile, &[16]);
                 offer(Action::Keep, &[0]);
+                offer(Action::Segment, &[0]);
             }
         }
         offer(Action::Vector, &[4, 8, 16]);

@@ -202,10 +202,15 @@ impl<'g> Scheduled<'g> {
         let sums = g.make(Op::Local(1), DType::F32, &[g.int(groups * most * TILE)]);
         let own = |extent: Ex<'g>| g.new_range(extent, Kind::Serial);
 
+        let tiles = simplify1((count + (TILE - 1)) / TILE);
         let mut stages = vec![];
         for (p, product) in found.iter().enumerate() {
+            // Nothing is unpacked for no tokens.
+            let any = if tiles.as_int().is_some() { g.int(1) } else { tiles.min(1) };
             let group = pair.map(|_| own(g.int(2)));
-            let copies: Vec<Ex> = outer.iter().map(|r| own(r.arg(0))).collect();
+            let extents =
+                outer.iter().enumerate().map(|(i, r)| if i == 0 { r.arg(0) * any } else { r.arg(0) });
+            let copies: Vec<Ex> = extents.map(|n| own(simplify1(n))).collect();
             let block = (!whole).then(|| own(simplify1(last.arg(0) / STEP)));
             let [two, lane, side] = [TILE, TILE, 2].map(|n| own(g.int(n)));
             let element = block.map_or(g.int(0), |b| b * STEP) + two * 2 + side;
@@ -222,7 +227,6 @@ impl<'g> Scheduled<'g> {
             stages.push(Stage { outs: outs.collect(), store });
         }
 
-        let tiles = simplify1((count + (TILE - 1)) / TILE);
         // Where a tile's tokens begin: the last tile ends with the last token.
         let begin = |tile: Ex<'g>| match count.as_int() {
             Some(n) if n % TILE == 0 => tile * TILE,

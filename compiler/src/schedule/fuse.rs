@@ -73,7 +73,7 @@ fn keep(roots: &[Ex]) -> HashSet<Id> {
         weigh(e, &mut heavy, &kept);
         let again = match e.op() {
             Op::Expand => vec![e.arg(0)],
-            Op::Gather => e.args(),
+            Op::Gather | Op::Segment => e.args(),
             _ => vec![],
         };
         for s in again.into_iter().map(behind) {

@@ -144,6 +144,13 @@ impl<'g, 'a> Lower<'g, 'a> {
                 args.extend(ranges);
                 g.make(Op::Fold(fold, 1), n.dtype, &args)
             }
+            Op::Segment => {
+                let (segment, starts) = (self.element(t.arg(0), idx, gate, depth), t.arg(1));
+                let last = simplify1(starts.dims()[0] - 1);
+                let at = segment.cast(Scalar::I64).max(0);
+                let [start, end] = [at, at + 1].map(|i| self.element(starts, &[i.min(last)], gate, depth));
+                g.make(Op::Segment, n.dtype, &[segment, start, end])
+            }
             Op::Gather => {
                 let (table, index) = (t.arg(0), t.arg(1));
                 let (at, rest) = idx.split_at(index.dims().len());

@@ -98,6 +98,10 @@ fn node(e: Ex, level: Level) -> Check {
             ensure(is_index(args[1]), || format!("index is {}", args[1].dtype()))
         }
         Op::TileDot(_) => tile(e, &args, level),
+        Op::Segment => {
+            let ints = args.len() == 3 && args.iter().all(|a| a.dtype() == DType::I32);
+            ensure(ints && level == Level::Kernel, || "a segment and its place, before expansion".into())
+        }
         Op::TileProduct => {
             let [c, a, b, at @ ..] = &args[..] else { return Err("too few arguments".into()) };
             ensure(at.len() == 6 && at.iter().all(|i| is_index(*i)), || "six indices".into())?;

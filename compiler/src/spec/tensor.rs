@@ -50,7 +50,7 @@ fn node(e: Ex) -> Check {
         Op::Const(_) | Op::Symbol(_) | Op::Buffer(_) | Op::Iota => 0,
         Op::Unary(_) | Op::Cast | Op::Bitcast | Op::Lookup(_) => 1,
         Op::Reshape | Op::Expand | Op::Permute(_) | Op::Reduce(..) | Op::Contiguous => 1,
-        Op::Binary(_) | Op::Gather | Op::Assign => 2,
+        Op::Binary(_) | Op::Gather | Op::Segment | Op::Assign => 2,
         Op::Where => 3,
         Op::Shrink | Op::Pad => 1 + dims.len(),
         op => return Err(format!("{op:?} at the tensor level")),
@@ -70,6 +70,11 @@ fn node(e: Ex) -> Check {
         Op::Buffer(i) => ensure(e.g.has_buffer(i), || format!("no buffer {i}")),
         Op::Iota => leaf(DType::I32, 1),
         Op::Gather => gather(e, args[0], args[1]),
+        Op::Segment => {
+            let ints = n.dtype == DType::I32 && args.iter().all(|a| a.dtype() == DType::I32);
+            let rows = args.iter().all(|a| a.dims().len() == 1) && dims == args[0].dims();
+            ensure(ints && rows, || "segments and their starts are rows of i32".into())
+        }
         Op::Assign => assign(e, args[0], args[1]),
         _ => {
             ensure(n.dtype == args[0].dtype(), || format!("{} from {}", n.dtype, args[0].dtype()))?;
