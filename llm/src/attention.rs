@@ -4,7 +4,7 @@
 //! cache with the tokens' rows written. Both kinds end in [`attend`].
 
 use crate::config::{self, Config};
-use crate::weights::{Error, Inputs, Matrix};
+use crate::weights::{Error, Inputs, Matrix, Numbers};
 use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Ex, Graph};
 use compiler::ops::{self, Rope};
@@ -24,13 +24,16 @@ pub struct Place<'g> {
     /// Cosine and sine of each position of the cache, f32 `[capacity, n/2]`.
     pub cos: Tensor<'g>,
     pub sin: Tensor<'g>,
+    /// Are scores and values computed in bf16?
+    halves: bool,
 }
 
 impl<'g> Place<'g> {
-    pub fn new(g: &'g Graph, c: &Config, tokens: i64, capacity: i64) -> Place<'g> {
+    pub fn new(g: &'g Graph, c: &Config, tokens: i64, capacity: i64, numbers: Numbers) -> Place<'g> {
         let table = |name| g.input(name, DType::F32, [capacity, c.rotary.dims / 2]);
         Place {
             tokens,
+            halves: numbers.halves(tokens),
             pos: g.symbol("pos", (0, capacity - tokens)),
             blocks: g.symbol("blocks", (1, capacity / KV_BLOCK)),
             cos: table("cos"),
@@ -52,6 +55,16 @@ impl<'g> Place<'g> {
         cache.slice_dim(0, self.pos, rows.dims()[0]).assign(rows.cast(cache.dtype().scalar))
     }
 
+    /// Softmax of scores `[T, .., L]`, or with the tokens on another axis, over the positions that each token may see.
+    fn weights(&self, scores: Tensor<'g>, tokens: usize) -> Tensor<'g> {
+        let g = scores.graph();
+        let key = g.iota_dim(self.blocks * KV_BLOCK);
+        let query = g.iota(self.tokens) + g.scalar(self.pos).cast(Scalar::I32);
+        let query = (tokens + 1..scores.rank()).fold(query, |q, _| q.unsqueeze(-1));
+        // Far below any score; minus infinity would make a row of nothing else undefined.
+        key.le(query).select(scores, (-1e30).tensor(scores)).softmax(-1)
+    }
+
     /// The rows that any of the tokens may see.
     fn seen(&self, cache: Tensor<'g>) -> Tensor<'g> {
         cache.slice_dim(0, cache.graph().int(0), self.blocks * KV_BLOCK)
@@ -62,14 +75,25 @@ impl<'g> Place<'g> {
 ///
 /// q `[T, G, R, k]` (R heads share each of G keys), keys `[L, G, k]`, values `[L, G, v]`: `[T, G, R, v]`.
 fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
-    let g = q.graph();
-    let scores = ops::linear(q.contiguous(), keys.move_axis(0, 1).widen()) * scale;
-    let key = g.iota_dim(at.blocks * KV_BLOCK);
-    let query = g.iota(at.tokens) + g.scalar(at.pos).cast(Scalar::I32);
-    let visible = key.le(query.reshape([at.tokens, 1, 1, 1]));
-    // Far below any score; minus infinity would make a row of nothing else undefined.
-    let weights = visible.select(scores, (-1e30).tensor(scores)).softmax(-1);
-    ops::linear(weights, values.permute(&[1, 2, 0]).widen())
+    let (keys, values) = (keys.move_axis(0, 1).widen(), values.permute(&[1, 2, 0]).widen());
+    if !at.halves {
+        let weights = at.weights(ops::linear(q.contiguous(), keys) * scale, 0);
+        return ops::linear(weights, values);
+    }
+    // Tokens and heads are the rows of one matrix.
+    let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
+    let q = q.move_axis(1, 0).reshape_last(3, &[t * r, q.size(3)]);
+    let scores = (ops::linear_half(ops::halved(q), keys) * scale).contiguous();
+    let graph = q.graph();
+    let [blocks, within] = [at.blocks, graph.int(KV_BLOCK)];
+    let length = at.blocks * KV_BLOCK;
+    let weights = at.weights(scores.reshape([graph.int(g), graph.int(t), graph.int(r), length]), 1);
+    // As the tile unit reads them: 16 rows of a block side by side.
+    let [g_, tiles, tile] = [g, t * r / ops::TILE, ops::TILE].map(|n| graph.int(n));
+    let tiled = weights.cast(Scalar::BF16).reshape([g_, tiles, tile, blocks, within]).move_axis(2, 3);
+    let rows = tiled.contiguous().move_axis(3, 2).reshape([g_, graph.int(t * r), length]);
+    let y = ops::linear_half(rows, values).contiguous();
+    y.reshape([g, t, r, y.size(-1)]).move_axis(0, 1)
 }
 
 /// A projection with an optional bias.
@@ -250,7 +274,10 @@ impl<'g> Mla<'g> {
             let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
             attend(q, keys, self.values(latent, h).contiguous(), c.score_scale(), at)
         } else {
-            let q = Tensor::concat(&[self.absorb_keys(q_nope, h), q_rope], -1).unsqueeze(1);
+            let absorbed = self.absorb_keys(q_nope, h);
+            // Beside each other the product would not fill its tiles, nor the rotation let rows be moved whole.
+            let parts = [absorbed, q_rope].map(|x| if at.halves { x.contiguous() } else { x });
+            let q = Tensor::concat(&parts, -1).unsqueeze(1);
             let y = attend(q, seen, seen.slice(-1, 0..rank), c.score_scale(), at);
             self.absorb_values(y.reshape([t, h, rank]), h)
         };

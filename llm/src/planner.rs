@@ -89,7 +89,7 @@ impl<'m> Planner<'m> {
         } else {
             let (g, c) = (Graph::new(), &model.config);
             let i = self.inputs(&g, &format!("blk.{}.", layer.index));
-            let place = Place::new(&g, c, rows, model.capacity);
+            let place = Place::new(&g, c, rows, model.capacity, model.numbers);
             let x = self.stream(&g, "x", rows);
             let caches: Vec<Tensor> = Attention::cache_rows(c)
                 .iter()

@@ -67,6 +67,13 @@ pub struct Numbers {
     pub tiles: bool,
 }
 
+impl Numbers {
+    /// Are the products of so many tokens in bf16?
+    pub fn halves(self, tokens: i64) -> bool {
+        self.activations == Activations::Int8 && self.tiles && tokens >= MANY
+    }
+}
+
 /// Tokens from which on weights are worth unpacking, and experts worth sorting by.
 const MANY: i64 = 16;
 
@@ -150,9 +157,7 @@ impl<'g> Matrix<'g> {
     /// `x · wᵀ`: x `[.., M, K]` to `[.., M, R]`; leading axes broadcast.
     pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         match self.numbers.activations {
-            Activations::Int8 if self.numbers.tiles && x.size(-2) >= MANY => {
-                self.planes.linear_half(ops::halved(x))
-            }
+            _ if self.numbers.halves(x.size(-2)) => self.planes.linear_half(ops::halved(x)),
             Activations::Int8 if self.planes.format.is_quantised() => {
                 let q = ops::quantize_i8(x);
                 let kept = if x.size(-2) % ops::TILE == 0 { q.in_tiles() } else { q.kept() };

@@ -153,6 +153,9 @@ impl<'g> Proposal<'g, '_> {
             return;
         }
         let store = self.s.kernel.stages[stage].store;
+        if self.float_rows(stage, store) {
+            return;
+        }
         let mut best: Option<(i64, usize)> = None;
         for (i, a) in self.outs(stage).into_iter().chain(self.reduces(stage)) {
             if a.range.arg(0).bounds().1 < wide as i64 || wide_numbers(store) {
@@ -169,6 +172,28 @@ impl<'g> Proposal<'g, '_> {
             None => {}
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// Sums of numbers made of interleaved bytes: the rows in the lanes, whole blocks of bytes as copies, and a few tokens
+    /// that share them.
+    fn float_rows(&mut self, stage: usize, store: Ex<'g>) -> bool {
+        let wide = (self.caps.vector_bytes / 4) as usize;
+        let rows = self.outs(stage).into_iter().find(|(_, a)| interleaved(store, a.range));
+        let Some((r, _)) = rows.filter(|_| self.caps.dot4) else { return false };
+        let block = self.reduces(stage).pop().filter(|(_, a)| a.extent().is_some_and(|e| e <= 32));
+        let Some((k, _)) = block else { return false };
+        if !self.put(Action::Vector, r, wide) {
+            return false;
+        }
+        self.put(Action::Upcast, r, 0);
+        self.put(Action::Unroll, k, 0);
+        let made = |e: &Ex<'g>| e.op() == Op::Load && e.dtype() == DType::U8;
+        let weights: Vec<Ex> = topo(&[store]).into_iter().filter(made).collect();
+        if let Some((m, a)) = self.token_axis(stage, &weights) {
+            self.put(Action::Upcast, m, a.extent().map_or(4, |e| e.min(4)) as usize);
+        }
+        self.put(Action::Prefetch, 0, PREFETCH / 64);
+        true
     }
 
     /// Bytes that change places, as when weights are laid out: a few neighbours at a time, and several of those.
@@ -259,9 +284,14 @@ impl<'g> Proposal<'g, '_> {
         self.unroll_small(stage, 8);
     }
 
-    /// What is left of the outputs goes to the grid.
+    /// What is left of the outputs goes to the grid; on a CPU not the last of scalars, which share their indices.
     fn spread(&mut self) {
-        for i in 0..self.s.axes.len() {
+        let scalar = self.caps.lanes == 1 && !self.s.axes.iter().any(|a| a.kind() == Kind::Vector);
+        let outs = self.outs(0);
+        let last =
+            outs.last().filter(|(_, a)| scalar && outs.len() > 1 && a.extent().is_some_and(|e| e <= 1024));
+        let kept = last.map(|(i, _)| *i);
+        for i in (0..self.s.axes.len()).filter(|i| Some(*i) != kept) {
             if self.s.axes[i].kind() == Kind::Serial && !matches!(self.s.axes[i].role, Role::Reduce(_)) {
                 self.put(Action::Grid, i, 0);
             }

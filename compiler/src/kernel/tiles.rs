@@ -26,6 +26,9 @@ const WEIGHTS: i64 = TILE * STEP;
 const ACTIVATIONS: i64 = 1 << 20;
 const UNPACKED: i64 = 1 << 20;
 
+/// Tiles of tokens that weights are unpacked for where nobody knows how many inputs there will be.
+const SOME: i64 = 16;
+
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 
 /// The factors of a product of two bf16 numbers.
@@ -53,6 +56,11 @@ struct Product<'g> {
 
 fn products<'g>(store: Ex<'g>, across: Ex<'g>) -> Option<Vec<Product<'g>>> {
     let folds = topo(&[store]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
+    let (halves, others): (Vec<Ex>, Vec<Ex>) = folds.partition(|e| half_factors(e.arg(0)).is_some());
+    // Other sums are finished with the rest, unless they are of such products.
+    if topo(&others).iter().any(|e| halves.contains(e)) {
+        return None;
+    }
     let product = |fold: Ex<'g>| {
         let (Op::Fold(Fold::Sum, 1), [body, over @ ..]) = (fold.op(), &fold.args()[..]) else { return None };
         let (a, b) = half_factors(*body)?;
@@ -63,7 +71,7 @@ fn products<'g>(store: Ex<'g>, across: Ex<'g>) -> Option<Vec<Product<'g>>> {
         };
         Some(Product { fold, tokens, weights, over: over.to_vec() })
     };
-    folds.map(product).collect::<Option<Vec<_>>>().filter(|p| !p.is_empty())
+    halves.into_iter().map(product).collect::<Option<Vec<_>>>().filter(|p| !p.is_empty())
 }
 
 /// Can the tokens along this range go through a tile unit?
@@ -126,7 +134,8 @@ impl<'g> Scheduled<'g> {
             Some(2) => r,
             _ => self.divide(r, 2).1,
         });
-        let most = (ACTIVATIONS / (2 * inputs * TILE)).clamp(4, 32);
+        let known = found[0].over.iter().all(|r| r.arg(0).as_int().is_some());
+        let most = if known { (ACTIVATIONS / (2 * inputs * TILE)).clamp(4, 32) } else { SOME };
         let part = |extent: Ex, of: i64| {
             let n = extent.as_int()?;
             (1..=most).rev().map(|tiles| tiles * of).find(|c| n % c == 0).filter(|c| *c < n)
