@@ -4,6 +4,8 @@
 //! "Row" means the last axis; every other axis is carried along.
 
 use crate::dtype::Scalar;
+use crate::graph::Ex;
+use crate::rules::simplify1;
 use crate::tensor::{IntoTensor, Tensor};
 use std::f32::consts::LOG2_E;
 
@@ -249,13 +251,16 @@ pub fn from_tiles(t: Tensor, row: usize) -> Tensor {
 
 /// x `[.., M, K]` in bf16, kept in memory as [`linear_half`] reads it best: in tiles where M and K are whole ones.
 pub fn halved(x: Tensor) -> Tensor {
-    let (m, k) = (x.size(-2), x.size(-1));
-    let x = x.cast(Scalar::BF16);
-    if m % TILE != 0 || k % 32 != 0 {
+    let (x, dims) = (x.cast(Scalar::BF16), x.dims());
+    let [leading @ .., m, k] = &dims[..] else { panic!("{} is no matrix", x.show_shape()) };
+    let whole = |d: &Ex, n: i64| simplify1(*d % n).as_int() == Some(0);
+    if !whole(m, TILE) || !whole(k, 32) {
         return x.contiguous();
     }
-    let blocks = x.reshape_last(1, &[k / 32, 32]);
-    from_tiles(to_tiles(blocks, 2).contiguous(), 2).reshape_last(2, &[k])
+    let g = x.graph();
+    let [tiles, blocks] = [simplify1(*m / TILE), simplify1(*k / 32)];
+    let apart = [leading, &[tiles, g.int(TILE), blocks, g.int(32)]].concat();
+    x.reshape(apart).move_axis(-3, -2).contiguous().move_axis(-2, -3).reshape(dims)
 }
 
 /// x `[.., K]` in int8, a scale for every 32; zeros fill the last block up.

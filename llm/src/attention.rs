@@ -84,15 +84,10 @@ fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, a
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
     let q = q.move_axis(1, 0).reshape_last(3, &[t * r, q.size(3)]);
     let scores = (ops::linear_half(ops::halved(q), keys) * scale).contiguous();
-    let graph = q.graph();
-    let [blocks, within] = [at.blocks, graph.int(KV_BLOCK)];
     let length = at.blocks * KV_BLOCK;
-    let weights = at.weights(scores.reshape([graph.int(g), graph.int(t), graph.int(r), length]), 1);
-    // As the tile unit reads them: 16 rows of a block side by side.
-    let [g_, tiles, tile] = [g, t * r / ops::TILE, ops::TILE].map(|n| graph.int(n));
-    let tiled = weights.cast(Scalar::BF16).reshape([g_, tiles, tile, blocks, within]).move_axis(2, 3);
-    let rows = tiled.contiguous().move_axis(3, 2).reshape([g_, graph.int(t * r), length]);
-    let y = ops::linear_half(rows, values).contiguous();
+    let dims = |n: &[i64]| n.iter().map(|&n| q.graph().int(n)).chain([length]).collect::<Vec<_>>();
+    let weights = at.weights(scores.reshape(dims(&[g, t, r])), 1).reshape(dims(&[g, t * r]));
+    let y = ops::linear_half(ops::halved(weights), values).contiguous();
     y.reshape([g, t, r, y.size(-1)]).move_axis(0, 1)
 }
 
@@ -270,16 +265,18 @@ impl<'g> Mla<'g> {
             let length = seen.dims()[0];
             let turned =
                 seen.slice(-1, rank..rank + rope).expand([length, x.graph().int(h), x.graph().int(rope)]);
-            let keys = Tensor::concat(&[self.keys(latent, h), turned], -1).contiguous();
+            let latent =
+                if at.halves { ops::halved(latent.transpose(0, 1)) } else { latent.transpose(0, 1).widen() };
+            let keys = Tensor::concat(&[self.keys(latent), turned], -1).contiguous();
             let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
-            attend(q, keys, self.values(latent, h).contiguous(), c.score_scale(), at)
+            attend(q, keys, self.values(latent).contiguous(), c.score_scale(), at)
         } else {
-            let absorbed = self.absorb_keys(q_nope, h);
+            let absorbed = self.absorb_keys(q_nope);
             // Beside each other the product would not fill its tiles, nor the rotation let rows be moved whole.
             let parts = [absorbed, q_rope].map(|x| if at.halves { x.contiguous() } else { x });
             let q = Tensor::concat(&parts, -1).unsqueeze(1);
             let y = attend(q, seen, seen.slice(-1, 0..rank), c.score_scale(), at);
-            self.absorb_values(y.reshape([t, h, rank]), h)
+            self.absorb_values(y.reshape([t, h, rank]))
         };
         (self.out.of(y.reshape([t, h * value])), vec![cache])
     }
@@ -287,51 +284,58 @@ impl<'g> Mla<'g> {
     /// Is it cheaper to compute every position's keys and values than to attend in the latent space?
     fn decompresses(&self, tokens: i64) -> bool {
         let saved = (2 * self.rank + self.rope) - (self.nope + self.rope + self.value);
-        tokens * saved > self.rank * (self.nope + self.value)
+        // Twice the break-even of multiplications: what is decompressed passes through memory.
+        tokens * saved > 2 * self.rank * (self.nope + self.value)
     }
 
     /// The keys' matrices, `[H, nope, rank]`, and the values', `[H, value, rank]`, of a joint one.
-    fn parts(&self, joint: &Matrix<'g>, h: i64) -> (Tensor<'g>, Tensor<'g>) {
+    fn parts(&self, joint: &Matrix<'g>) -> (Tensor<'g>, Tensor<'g>) {
         let (nope, both) = (self.nope, self.nope + self.value);
-        let w = joint.values().reshape([h, both, self.rank]);
+        let w = joint.values();
+        let w = w.reshape([w.size(0) / both, both, self.rank]);
         (w.slice(1, 0..nope), w.slice(1, nope..both))
     }
 
     /// `[T, H, nope]` to `[T, H, rank]`: a query against latent rows scores as the query against their keys.
-    fn absorb_keys(&self, q: Tensor<'g>, h: i64) -> Tensor<'g> {
+    fn absorb_keys(&self, q: Tensor<'g>) -> Tensor<'g> {
         let q = q.transpose(0, 1);
         let y = match &self.up {
             Up::Split { k, .. } => k.of(q),
-            Up::Joint(w) => ops::linear(q, self.parts(w, h).0.transpose(-1, -2)),
+            Up::Joint(w) => ops::linear(q, self.parts(w).0.transpose(-1, -2)),
         };
         y.transpose(0, 1)
     }
 
     /// `[T, H, rank]` to `[T, H, value]`.
-    fn absorb_values(&self, y: Tensor<'g>, h: i64) -> Tensor<'g> {
+    fn absorb_values(&self, y: Tensor<'g>) -> Tensor<'g> {
         let y = y.transpose(0, 1);
         let y = match &self.up {
             Up::Split { v, .. } => v.of(y),
-            Up::Joint(w) => ops::linear(y, self.parts(w, h).1),
+            Up::Joint(w) => ops::linear(y, self.parts(w).1),
         };
         y.transpose(0, 1)
     }
 
-    /// Latent rows `[L, 1, rank]` to keys `[L, H, nope]`.
-    fn keys(&self, latent: Tensor<'g>, h: i64) -> Tensor<'g> {
+    /// Latent rows `[1, L, rank]` to keys `[L, H, nope]`.
+    fn keys(&self, latent: Tensor<'g>) -> Tensor<'g> {
         let w = match &self.up {
             Up::Split { k, .. } => k.values().contiguous().transpose(-1, -2),
-            Up::Joint(w) => self.parts(w, h).0.contiguous(),
+            Up::Joint(w) => self.parts(w).0.contiguous(),
         };
-        ops::linear(latent.transpose(0, 1).widen(), w).transpose(0, 1)
+        product(latent, w).transpose(0, 1)
     }
 
-    /// Latent rows `[L, 1, rank]` to values `[L, H, value]`.
-    fn values(&self, latent: Tensor<'g>, h: i64) -> Tensor<'g> {
+    /// Latent rows `[1, L, rank]` to values `[L, H, value]`.
+    fn values(&self, latent: Tensor<'g>) -> Tensor<'g> {
         let w = match &self.up {
             Up::Split { v, .. } => v.values(),
-            Up::Joint(w) => self.parts(w, h).1,
+            Up::Joint(w) => self.parts(w).1,
         };
-        ops::linear(latent.transpose(0, 1).widen(), w.contiguous()).transpose(0, 1)
+        product(latent, w.contiguous()).transpose(0, 1)
     }
+}
+
+/// `x · wᵀ` in what x is given in.
+fn product<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
+    if x.dtype() == DType::BF16 { ops::linear_half(x, w).contiguous() } else { ops::linear(x, w) }
 }

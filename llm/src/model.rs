@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Tokens of a plan.
-const CHUNKS: [usize; 4] = [1, 8, 64, 256];
+const CHUNKS: [usize; 7] = [1, 8, 32, 64, 128, 256, 512];
 
 /// Bytes that the scores of a plan may take.
 const SCORES: i64 = 256 << 20;

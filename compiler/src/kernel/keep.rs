@@ -85,10 +85,11 @@ impl<'g> Scheduled<'g> {
     }
 }
 
-/// Are 16 rows of the weights interleaved by fours along this range?
+/// Are 16 rows of bytes interleaved by fours along this range?
 pub(super) fn interleaved<'g>(weights: Ex<'g>, range: Ex<'g>) -> bool {
+    let bytes = |e: &Ex| e.op() == Op::Load && e.dtype().bytes() == 1;
     let by_four = |e: &Ex| affine(e.arg(1), &[range]).is_some_and(|(_, s)| s[0] == 4);
-    range.arg(0).as_int() == Some(LANES) && topo(&[weights]).iter().any(|e| e.op() == Op::Load && by_four(e))
+    range.arg(0).as_int() == Some(LANES) && topo(&[weights]).iter().any(|e| bytes(e) && by_four(e))
 }
 
 /// The axes of a kernel: rows first, then each stage's outputs and reductions.

@@ -87,6 +87,6 @@ fn a_step_takes_what_a_plan_takes() {
         Ok(_) => panic!("{tokens} tokens were taken"),
         Err(e) => e.to_string(),
     };
-    assert_eq!(error(&mut m, 0), "one step takes from 1 to 256 tokens, not 0");
-    assert_eq!(error(&mut m, 257), "one step takes from 1 to 256 tokens, not 257");
+    assert_eq!(error(&mut m, 0), "one step takes from 1 to 512 tokens, not 0");
+    assert_eq!(error(&mut m, 513), "one step takes from 1 to 512 tokens, not 513");
 }

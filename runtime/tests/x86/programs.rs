@@ -192,3 +192,53 @@ fn tiles() {
         }
     }
 }
+
+/// Two tiles times two over three steps, the second factors rounded and put side by side on the way.
+#[test]
+fn sums_of_tiles() {
+    let p = program(
+        "linear sums grid 1 threads 1
+  buffer g0: bf16
+  buffer g1: f32
+  buffer g2: f32 written
+  local l0: bf16[3072]
+  %0: i64 = 96
+  %1: i64 = 32
+  loop %2 < %0 []
+    %3: i64 = Mul %2 %1
+    %4: f32x16 = load g1[%3]
+    %5: f32x16 = load g1[%3 + 16]
+    %6: bf16x32 = Pairs %4 %5
+    store l0[%3] = %6
+  end [] -> []
+  tilezero 4
+  %7: i64 = 3
+  %8: i64 = 1600
+  %9: i64 = 512
+  %10: i64 = 1536
+  loop %11 < %7 []
+    %12: i64 = Mul %11 %1
+    %13: i64 = Add %12 %8
+    %14: i64 = Mul %11 %9
+    %15: i64 = Add %14 %10
+    tilemul g0[%12 %13] by 100 of l0[%14 %15]
+  end [] -> []
+  %16: i64 = 0
+  %17: i64 = 256
+  %18: i64 = 768
+  tilestore g2[%16 %17 %9 %18]
+",
+    );
+    let mut rng = Rng::new(5);
+    // Whole numbers, whose sums are exact in any order; subnormals become zero.
+    let halves: Vec<u8> =
+        (0..3200).flat_map(|_| (rng.range(-8, 8) as f32).to_bits().to_le_bytes()[2..].to_vec()).collect();
+    let columns: Vec<u8> = (0..3072)
+        .flat_map(|i| {
+            (if i % 50 == 0 { f32::from_bits(0x7f_ffff) } else { rng.range(-99, 99) as f32 }).to_le_bytes()
+        })
+        .collect();
+    for target in targets().into_iter().filter(|t| t.caps().tile) {
+        check(&target, &p, &[halves.clone(), columns.clone(), vec![0; 4096]], &[]);
+    }
+}

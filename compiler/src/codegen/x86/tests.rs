@@ -195,7 +195,7 @@ fn tiles_of_kept_weights() {
     let program = pipeline::schedule(&g, &built.outputs);
     let [kernel] = &program.kernels[..] else { panic!("one kernel") };
     let opts = heuristic::propose(kernel, &target.caps());
-    let want = "keep(0,0) unroll(2,0) vector(3,64) dot4(7,0) unroll(7,0) vector(5,16) tile(4,16) unroll(6,2) prefetch(0,64) grid(0,0)";
+    let want = "keep(4,0) unroll(2,0) vector(3,64) dot4(8,0) unroll(8,0) vector(6,16) tile(5,16) unroll(7,2) prefetch(0,64) grid(0,0)";
     assert_eq!(show(&opts), want);
     let linear = pipeline::compile(kernel, &opts, &target.caps()).unwrap();
     let listing = target.disassemble(&target.emit(&linear));
