@@ -1,14 +1,15 @@
 //! Better schedules by trying: a beam over lists of options, each timed by the caller.
 //!
 //! In: a kernel, the target's capabilities, and a callback that measures one schedule (none if it does not compile or
-//! run). Out: the fastest schedule seen. The moves from a schedule are [`moves`]; whatever they can lead to must compute
+//! run). Out: the fastest schedule seen. A step changes one option ([`neighbours`]); whatever [`moves`] can lead to must compute
 //! the right result, which the tests check on random walks ([`random`]).
 
-use super::{Action, Opt, Role, Scheduled, heuristic};
+use super::{Action, Opt, Role, Scheduled};
 use crate::codegen::Caps;
 use crate::graph::Kind;
 use crate::rng::Rng;
 use crate::schedule::Kernel;
+use std::collections::HashSet;
 
 /// Options that apply to this schedule.
 pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
@@ -82,31 +83,62 @@ pub fn random(
     opts
 }
 
-/// Beam search from the heuristic's proposal and from nothing.
+/// Schedules one change away: an option more, one less, or another one on the same axis; what is left of the outputs goes
+/// to the grid.
+pub fn neighbours(kernel: &Kernel, caps: &Caps, opts: &[Opt]) -> Vec<Vec<Opt>> {
+    let body: Vec<Opt> = opts.iter().copied().filter(|o| o.action != Action::Grid).collect();
+    let mut out = vec![];
+    let mut s = Scheduled::new(kernel.clone());
+    for (i, old) in body.iter().enumerate() {
+        let (before, after) = (&body[..i], &body[i + 1..]);
+        let same = |o: &Opt| o.axis == old.axis && (o.action == Action::Prefetch) == (old.action == Action::Prefetch);
+        let others = moves(&s, caps).into_iter().filter(|o| same(o) && o != old && o.action != Action::Grid);
+        out.extend(others.map(|o| [before, &[o], after].concat()));
+        out.push([before, after].concat());
+        if s.apply(*old, caps).is_err() {
+            break;
+        }
+    }
+    let more = moves(&s, caps).into_iter().filter(|o| o.action != Action::Grid);
+    out.extend(more.map(|o| [body.as_slice(), &[o]].concat()));
+    out.into_iter().filter_map(|body| spread(kernel, caps, body)).collect()
+}
+
+/// With the output axes that are still loops on the grid; none if the options do not apply.
+fn spread(kernel: &Kernel, caps: &Caps, mut opts: Vec<Opt>) -> Option<Vec<Opt>> {
+    let mut s = Scheduled::new(kernel.clone()).apply_all(&opts, caps).ok()?;
+    for i in 0..s.axes.len() {
+        let output = !matches!(s.axes[i].role, Role::Reduce(_));
+        let o = Action::Grid.on(i, 0);
+        if output && s.axes[i].kind() == Kind::Serial && s.apply(o, caps).is_ok() {
+            opts.push(o);
+        }
+    }
+    Some(opts)
+}
+
+/// Beam search from some schedules, each tried once. `measure` gives none for what does not run, and for everything when
+/// it is time to stop.
 pub fn search(
     kernel: &Kernel,
     caps: &Caps,
+    starts: &[Vec<Opt>],
     width: usize,
     mut measure: impl FnMut(&[Opt]) -> Option<f64>,
 ) -> Option<(Vec<Opt>, f64)> {
-    let mut beam: Vec<(Vec<Opt>, f64)> = vec![];
-    for start in [heuristic::propose(kernel, caps), vec![]] {
-        if let Some(t) = measure(&start) {
-            beam.push((start, t));
-        }
-    }
-    beam.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut tried = HashSet::new();
+    let mut timed = |all: Vec<Vec<Opt>>| {
+        let new = all.into_iter().filter(|opts| tried.insert(opts.clone()));
+        let mut times: Vec<_> = new.filter_map(|opts| measure(&opts).map(|t| (opts, t))).collect();
+        times.sort_by(|a, b| a.1.total_cmp(&b.1));
+        times
+    };
+    let mut beam = timed(starts.to_vec());
     let mut best = beam.first()?.clone();
     loop {
-        let mut next: Vec<(Vec<Opt>, f64)> = vec![];
+        let mut next = vec![];
         for (opts, _) in &beam {
-            let Ok(s) = Scheduled::new(kernel.clone()).apply_all(opts, caps) else { continue };
-            for o in moves(&s, caps) {
-                let tried = [opts.as_slice(), &[o]].concat();
-                if let Some(t) = measure(&tried) {
-                    next.push((tried, t));
-                }
-            }
+            next.extend(timed(neighbours(kernel, caps, opts)));
         }
         next.sort_by(|a, b| a.1.total_cmp(&b.1));
         next.truncate(width);

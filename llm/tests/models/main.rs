@@ -69,7 +69,7 @@ fn devices() -> Vec<Arc<dyn Device>> {
 
 fn load(device: Arc<dyn Device>, file: Gguf, context: usize, activations: Activations) -> Model {
     let drafts = file.opt_int("deepseek2.nextn_predict_layers").unwrap().unwrap_or(0) > 0;
-    let options = Options { context: Some(context), activations: Some(activations), drafts };
+    let options = Options { context: Some(context), activations: Some(activations), drafts, schedules: Default::default() };
     Model::load(device, file, options, &mut |_, _| ()).unwrap()
 }
 
