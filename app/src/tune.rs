@@ -13,7 +13,9 @@ use std::time::Duration;
 
 pub fn run(args: &Args) -> Result<()> {
     if args.model.device.device == DeviceName::Interp {
-        bail!("--device interp: the interpreter is for checking, and nothing is tuned for it; use cpu or cuda");
+        bail!(
+            "--device interp: the interpreter is for checking, and nothing is tuned for it; use cpu or cuda"
+        );
     }
     let most = args.tokens.iter().max().copied().unwrap_or(1);
     let need = args.depth + most;
@@ -60,7 +62,8 @@ fn table(report: &Report, device: &str) -> String {
     for s in &report.steps {
         let (before, after) = (s.before * 1e3, s.after * 1e3);
         let what = if s.tokens == 1 { "a token".into() } else { format!("{} tokens", s.tokens) };
-        out += &format!("{what}: {before:.3} ms before, {after:.3} ms after ({:+.1}%)\n", gain(before, after));
+        out +=
+            &format!("{what}: {before:.3} ms before, {after:.3} ms after ({:+.1}%)\n", gain(before, after));
     }
     let better = report.kernels.iter().filter(|k| matches!(k.outcome, Outcome::Better(_))).count();
     let tried: usize = report.kernels.iter().map(|k| k.tried).sum();
@@ -97,9 +100,10 @@ fn row(k: &Tuned) -> String {
 }
 
 fn as_json(report: &Report, device: &str) -> Value {
-    let steps = report.steps.iter().map(|s| {
-        json!({ "tokens": s.tokens, "ms_before": s.before * 1e3, "ms_after": s.after * 1e3 })
-    });
+    let steps = report
+        .steps
+        .iter()
+        .map(|s| json!({ "tokens": s.tokens, "ms_before": s.before * 1e3, "ms_after": s.after * 1e3 }));
     let kernels = report.kernels.iter().map(|k| {
         let (outcome, schedule) = match &k.outcome {
             Outcome::Kept => ("kept", None),

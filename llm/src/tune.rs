@@ -285,7 +285,7 @@ impl Choose for Search<'_> {
         let now = Instant::now();
         let part = (target.share / left.max(1e-12)).min(1.0);
         let until = now + self.until.saturating_duration_since(now).mul_f64(part);
-        if target.launches.is_empty() || self.error.is_some() || until <= now {
+        if self.error.is_some() || target.launches.is_empty() {
             return current;
         }
         match self.tune(kernel, key, &target, &current, until) {
@@ -312,16 +312,18 @@ impl Search<'_> {
         current: &[Opt],
         until: Instant,
     ) -> Result<Option<Vec<Opt>>, Error> {
-        let trial =
-            Trial { device: self.device, kernel, launches: &target.launches, symbols: &self.symbols };
+        let trial = Trial { device: self.device, kernel, launches: &target.launches, symbols: &self.symbols };
         let plain = heuristic::propose(kernel, &self.device.target().caps());
         let (done, of, start) = (self.tuned.len(), self.of, self.start);
         let (mut tried, seen) = (0, &mut *self.seen);
-        let found = trial.search(&[current.to_vec(), plain.clone(), vec![]], until, &mut |p| {
-            tried = p.tried;
-            let words = target.words.as_str();
-            let (first, best, elapsed) = (p.first, p.best, start.elapsed());
-            seen(&Progress { done, of, words, tried, first, best, elapsed });
+        let in_time = Instant::now() < until;
+        let found = in_time.then(|| {
+            trial.search(&[current.to_vec(), plain.clone(), vec![]], until, &mut |p| {
+                tried = p.tried;
+                let words = target.words.as_str();
+                let (first, best, elapsed) = (p.first, p.best, start.elapsed());
+                seen(&Progress { done, of, words, tried, first, best, elapsed });
+            })
         });
         let mut tuned = Tuned {
             tokens: self.tokens,
@@ -336,7 +338,7 @@ impl Search<'_> {
             outcome: Outcome::Kept,
         };
         let mut better = None;
-        if let Some(new) = found.filter(|f| f != current) {
+        if let Some(new) = found.flatten().filter(|f| f != current) {
             // A schedule from the cache may not apply any more; then the plan runs under the heuristic's.
             let old = if trial.compare(current, current, 0).is_ok() { current } else { &plain };
             let [before, after] = trial.compare(old, &new, ROUNDS)?;

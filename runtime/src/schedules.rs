@@ -88,7 +88,8 @@ impl Schedules {
         all.extend(cache.entries().into_iter().filter(|(k, _)| k.version() == VERSION));
         let mut lines: Vec<_> = all.into_iter().map(|(k, s)| (k.target(), k.kernel(), s)).collect();
         lines.sort();
-        let mut out: String = SHIPPED.lines().take_while(|l| l.starts_with('#')).map(|l| format!("{l}\n")).collect();
+        let mut out: String =
+            SHIPPED.lines().take_while(|l| l.starts_with('#')).map(|l| format!("{l}\n")).collect();
         for (target, kernel, schedule) in lines {
             let _ = writeln!(out, "{target} {kernel:032x} {schedule}");
         }
@@ -202,7 +203,8 @@ mod tests {
         let same = KERNEL.replace("k1_4", "k7_4").replace("serial3", "serial11").replace("w.q4", "blk.x");
         let larger = same.replace("[8, 8]", "[16, 8]");
         assert_eq!(anonymous(KERNEL), anonymous(&larger));
-        for (from, to) in [("* 2", "* 3"), ("< 4", "< 5"), ("u8[", "i8["), (" written", ""), ("f32(", "f16(")] {
+        for (from, to) in [("* 2", "* 3"), ("< 4", "< 5"), ("u8[", "i8["), (" written", ""), ("f32(", "f16(")]
+        {
             assert_ne!(anonymous(KERNEL), anonymous(&KERNEL.replacen(from, to, 1)), "{from}");
         }
     }

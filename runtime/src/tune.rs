@@ -11,6 +11,7 @@ use compiler::dtype::Scalar;
 use compiler::interp::tensor::Array;
 use compiler::kernel::{Opt, search};
 use compiler::schedule::Kernel;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Schedules that the search goes on with.
@@ -81,7 +82,7 @@ impl Trial<'_, '_> {
         let mut p = Progress { tried: 0, first: f64::INFINITY, best: f64::INFINITY };
         let measure = |opts: &[Opt]| {
             if p.tried > 0 && Instant::now() >= until {
-                return None;
+                return ControlFlow::Break(());
             }
             let seconds = self.time(opts, p.best).ok();
             p.tried += 1;
@@ -90,7 +91,7 @@ impl Trial<'_, '_> {
                 p.first = if p.first.is_finite() { p.first } else { s };
             }
             seen(p);
-            seconds
+            ControlFlow::Continue(seconds)
         };
         let caps = self.device.target().caps();
         search::search(self.kernel, &caps, starts, WIDTH, measure).map(|(opts, _)| opts)
@@ -167,7 +168,9 @@ fn differs(scalar: Scalar, want: &[u8], got: &[u8]) -> Option<String> {
     let tolerance = if scalar.bytes() < 4 { 1e-2 } else { 2e-3 } * most;
     pairs
         .map(|(i, (w, g))| (i, w.as_float(), g.as_float()))
-        .find(|(_, w, g)| w.to_bits() != g.to_bits() && !(w.is_nan() && g.is_nan()) && !((w - g).abs() <= tolerance))
+        .find(|(_, w, g)| {
+            w.to_bits() != g.to_bits() && !(w.is_nan() && g.is_nan()) && !((w - g).abs() <= tolerance)
+        })
         .map(|(i, w, g)| format!("element {i} is {g}, not {w} (the largest is {most})"))
 }
 

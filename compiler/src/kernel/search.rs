@@ -10,9 +10,17 @@ use crate::graph::Kind;
 use crate::rng::Rng;
 use crate::schedule::Kernel;
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 
 /// Options that apply to this schedule.
 pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
+    let mut out = offers(s);
+    out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
+    out
+}
+
+/// Options that may apply to this schedule.
+fn offers(s: &Scheduled) -> Vec<Opt> {
     let mut out = vec![];
     for (i, a) in s.axes.iter().enumerate().filter(|(_, a)| a.kind() == Kind::Serial) {
         let extent = a.extent();
@@ -48,7 +56,6 @@ pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
             .into_iter()
             .filter(|o| o.n as i64 * 64 != s.prefetch),
     );
-    out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
     out
 }
 
@@ -83,30 +90,36 @@ pub fn random(
     opts
 }
 
-/// Schedules one change away: an option more, one less, or another one on the same axis; what is left of the outputs goes
-/// to the grid.
-pub fn neighbours(kernel: &Kernel, caps: &Caps, opts: &[Opt]) -> Vec<Vec<Opt>> {
-    let body: Vec<Opt> = opts.iter().copied().filter(|o| o.action != Action::Grid).collect();
+/// Schedules one change away: another option on the same axis, one less, or one more; what is left of the outputs goes to
+/// the grid. What takes long to check is checked when it is asked for.
+pub fn neighbours(kernel: &Kernel, caps: &Caps, opts: &[Opt]) -> impl Iterator<Item = Vec<Opt>> {
+    let grid = |o: &Opt| o.action == Action::Grid;
+    let body: Vec<Opt> = opts.iter().copied().filter(|o| !grid(o)).collect();
     let mut out = vec![];
     let mut s = Scheduled::new(kernel.clone());
     for (i, old) in body.iter().enumerate() {
         let (before, after) = (&body[..i], &body[i + 1..]);
-        let same = |o: &Opt| o.axis == old.axis && (o.action == Action::Prefetch) == (old.action == Action::Prefetch);
-        let others = moves(&s, caps).into_iter().filter(|o| same(o) && o != old && o.action != Action::Grid);
-        out.extend(others.map(|o| [before, &[o], after].concat()));
+        let prefetch = |o: &Opt| o.action == Action::Prefetch;
+        let same = |o: &Opt| o.axis == old.axis && prefetch(o) == prefetch(old) && o != old;
+        out.extend(
+            offers(&s).into_iter().filter(|o| same(o) && !grid(o)).map(|o| [before, &[o], after].concat()),
+        );
         out.push([before, after].concat());
         if s.apply(*old, caps).is_err() {
             break;
         }
     }
-    let more = moves(&s, caps).into_iter().filter(|o| o.action != Action::Grid);
-    out.extend(more.map(|o| [body.as_slice(), &[o]].concat()));
-    out.into_iter().filter_map(|body| spread(kernel, caps, body)).collect()
+    let mut more = offers(&s);
+    // There are many, and few matter.
+    more.sort_by_key(|o| o.action == Action::Swap);
+    out.extend(more.into_iter().filter(|o| !grid(o)).map(|o| [body.as_slice(), &[o]].concat()));
+    out.into_iter().filter_map(|body| spread(kernel, caps, body))
 }
 
 /// With the output axes that are still loops on the grid; none if the options do not apply.
 fn spread(kernel: &Kernel, caps: &Caps, mut opts: Vec<Opt>) -> Option<Vec<Opt>> {
     let mut s = Scheduled::new(kernel.clone()).apply_all(&opts, caps).ok()?;
+    let fits = (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64);
     for i in 0..s.axes.len() {
         let output = !matches!(s.axes[i].role, Role::Reduce(_));
         let o = Action::Grid.on(i, 0);
@@ -114,38 +127,43 @@ fn spread(kernel: &Kernel, caps: &Caps, mut opts: Vec<Opt>) -> Option<Vec<Opt>> 
             opts.push(o);
         }
     }
-    Some(opts)
+    fits.then_some(opts)
 }
 
-/// Beam search from some schedules, each tried once. `measure` gives none for what does not run, and for everything when
-/// it is time to stop.
+/// Beam search from some schedules, each tried once. `measure` gives none for what does not run, and breaks off when it is
+/// time to stop.
 pub fn search(
     kernel: &Kernel,
     caps: &Caps,
     starts: &[Vec<Opt>],
     width: usize,
-    mut measure: impl FnMut(&[Opt]) -> Option<f64>,
+    mut measure: impl FnMut(&[Opt]) -> ControlFlow<(), Option<f64>>,
 ) -> Option<(Vec<Opt>, f64)> {
-    let mut tried = HashSet::new();
-    let mut timed = |all: Vec<Vec<Opt>>| {
-        let new = all.into_iter().filter(|opts| tried.insert(opts.clone()));
-        let mut times: Vec<_> = new.filter_map(|opts| measure(&opts).map(|t| (opts, t))).collect();
-        times.sort_by(|a, b| a.1.total_cmp(&b.1));
-        times
-    };
-    let mut beam = timed(starts.to_vec());
-    let mut best = beam.first()?.clone();
-    loop {
-        let mut next = vec![];
-        for (opts, _) in &beam {
-            next.extend(timed(neighbours(kernel, caps, opts)));
+    let (mut tried, mut stopped) = (HashSet::new(), false);
+    let mut timed = |all: &mut dyn Iterator<Item = Vec<Opt>>, times: &mut Vec<(Vec<Opt>, f64)>| {
+        for opts in all.filter(|opts| tried.insert(opts.clone())) {
+            match measure(&opts) {
+                ControlFlow::Continue(time) => times.extend(time.map(|t| (opts, t))),
+                ControlFlow::Break(()) => return ControlFlow::Break(()),
+            }
         }
+        ControlFlow::Continue(())
+    };
+    let mut beam = vec![];
+    let _ = timed(&mut starts.iter().cloned(), &mut beam);
+    beam.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut best = beam.first()?.clone();
+    while !stopped {
+        let mut next = vec![];
+        stopped =
+            beam.iter().any(|(opts, _)| timed(&mut neighbours(kernel, caps, opts), &mut next).is_break());
         next.sort_by(|a, b| a.1.total_cmp(&b.1));
         next.truncate(width);
         match next.first() {
             Some(first) if first.1 < best.1 => best = first.clone(),
-            _ => return Some(best),
+            _ => break,
         }
         beam = next;
     }
+    Some(best)
 }
