@@ -283,8 +283,10 @@ impl Choose for Search<'_> {
         let left: f64 = self.targets.values().map(|t| t.share).sum();
         let Some(target) = self.targets.remove(&key) else { return current };
         let now = Instant::now();
+        // What earlier kernels left over is shared out; what they took too much is not taken from the others.
         let part = (target.share / left.max(1e-12)).min(1.0);
-        let until = now + self.until.saturating_duration_since(now).mul_f64(part);
+        let rest = self.until.saturating_duration_since(now).mul_f64(part);
+        let until = now + rest.max((self.until - self.start).mul_f64(target.share.min(1.0)));
         if self.error.is_some() || target.launches.is_empty() {
             return current;
         }
