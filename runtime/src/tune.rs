@@ -166,11 +166,10 @@ fn differs(scalar: Scalar, want: &[u8], got: &[u8]) -> Option<String> {
     let finite = want.data.iter().map(|w| w.as_float().abs()).filter(|w| w.is_finite());
     let most = finite.fold(0.0, f32::max);
     let tolerance = if scalar.bytes() < 4 { 1e-2 } else { 2e-3 } * most;
+    let same = |w: f32, g: f32| w == g || w.is_nan() && g.is_nan() || (w - g).abs() <= tolerance;
     pairs
         .map(|(i, (w, g))| (i, w.as_float(), g.as_float()))
-        .find(|(_, w, g)| {
-            w.to_bits() != g.to_bits() && !(w.is_nan() && g.is_nan()) && !((w - g).abs() <= tolerance)
-        })
+        .find(|&(_, w, g)| !same(w, g))
         .map(|(i, w, g)| format!("element {i} is {g}, not {w} (the largest is {most})"))
 }
 
