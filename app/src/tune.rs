@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use std::fs;
 use std::time::Duration;
 
+/// Share of a step below which a kernel is listed only if it changed.
+const SMALL: f64 = 0.01;
+
 pub fn run(args: &Args) -> Result<()> {
     if args.model.device.device == DeviceName::Interp {
         bail!(
@@ -76,7 +79,12 @@ fn table(report: &Report, device: &str) -> String {
         "{:>6} {:>6} {:>6} {:>10} {:>10} {:>6}  kernel\n",
         "tokens", "share", "tried", "us before", "us after", "gain"
     );
-    report.kernels.iter().for_each(|k| out += &row(k));
+    let (shown, rest): (Vec<_>, Vec<_>) =
+        report.kernels.iter().partition(|k| k.outcome != Outcome::Kept || k.share >= SMALL);
+    shown.into_iter().for_each(|k| out += &row(k));
+    if !rest.is_empty() {
+        out += &format!("and {} more of less than {:.0}% each, as they were\n", rest.len(), 100.0 * SMALL);
+    }
     out
 }
 

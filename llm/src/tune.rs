@@ -27,6 +27,9 @@ const ROUND: f64 = 0.03;
 /// Bytes of activations that are kept aside for all kernels.
 const KEPT: usize = 1 << 30;
 
+/// Seconds that the steps before and after may take, each.
+const BESIDE: f64 = 5.0;
+
 /// Rounds of the comparison that decides.
 const ROUNDS: usize = 9;
 
@@ -115,7 +118,7 @@ impl Model {
             options.tokens.iter().copied().filter(|&t| rows.insert(self.pieces(t.max(1))[0].1)).collect();
         let mut left = options.limit;
         for (i, &tokens) in steps.iter().enumerate() {
-            let wanted = profile::Options { tokens, depth: options.depth, repeat: 5 };
+            let wanted = profile::Options { tokens, depth: options.depth, repeat: 3 };
             let profile = self.profile(wanted)?;
             let mut targets = self.targets(&profile, &known);
             let pieces = self.pieces(tokens);
@@ -150,7 +153,7 @@ impl Model {
             }
             report.kernels.extend(search.tuned);
             left = left.saturating_sub(start.elapsed());
-            report.steps.push(self.beside(tokens, options.depth)?);
+            report.steps.push(self.beside(tokens, options.depth, profile.step())?);
         }
         report.kernels.sort_by(|a, b| b.share.total_cmp(&a.share));
         Ok(report)
@@ -224,12 +227,13 @@ impl Model {
     }
 
     /// Times the step under the plans that there are, which are those from before, in turns with new ones.
-    fn beside(&mut self, tokens: usize, depth: usize) -> Result<Step, Error> {
+    fn beside(&mut self, tokens: usize, depth: usize, about: f64) -> Result<Step, Error> {
         let mut plans = std::mem::take(&mut self.plans);
         self.library = Library::default();
         let ids: Vec<u32> = (0..tokens as u32).map(|t| t % self.vocab() as u32).collect();
         let mut times = [vec![], vec![]];
-        for round in 0..=ROUNDS {
+        let rounds = ((BESIDE / about.max(1e-9)) as usize).clamp(3, ROUNDS);
+        for round in 0..=rounds {
             for t in &mut times {
                 std::mem::swap(&mut self.plans, &mut plans);
                 let start = Instant::now();

@@ -11,11 +11,15 @@ use compiler::dtype::Scalar;
 use compiler::interp::tensor::Array;
 use compiler::kernel::{Opt, search};
 use compiler::schedule::Kernel;
+use compiler::work::work;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Schedules that the search goes on with.
 const WIDTH: usize = 3;
+
+/// How many times as many instructions as another schedule's are not worth a try: such a kernel may run for minutes.
+const WORK: f64 = 8.0;
 
 /// A kernel on memory.
 pub struct Trial<'a, 'g> {
@@ -54,14 +58,20 @@ impl Trial<'_, '_> {
         Ok(times.iter().sum::<Duration>().as_secs_f64() / times.len().max(1) as f64)
     }
 
-    /// Seconds of a launch under a schedule; what is much slower than `best` is not timed with care.
-    fn time(&self, opts: &[Opt], best: f64) -> Result<f64, Error> {
-        let program = load(self.device, self.kernel, opts)?;
-        let one = self.round(&mut self.prepare(&program, &self.launches[..1])?)?;
+    /// Instructions of a launch.
+    fn work(&self, program: &Program) -> f64 {
+        let linear = program.linear();
+        let value = |name: &String| self.symbols.iter().find(|s| s.0 == *name).map_or(0, |s| s.1);
+        work(linear, &linear.symbols.iter().map(value).collect::<Vec<_>>()).instructions as f64
+    }
+
+    /// Seconds of a launch of a program; what is much slower than `best` is not timed with care.
+    fn time(&self, program: &Program, best: f64) -> Result<f64, Error> {
+        let one = self.round(&mut self.prepare(program, &self.launches[..1])?)?;
         if one > 4.0 * best {
             return Ok(one);
         }
-        let mut all = self.prepare(&program, self.launches)?;
+        let mut all = self.prepare(program, self.launches)?;
         let mut fastest = f64::INFINITY;
         for _ in 0..3 {
             fastest = fastest.min(self.round(&mut all)?);
@@ -80,11 +90,17 @@ impl Trial<'_, '_> {
         seen: &mut dyn FnMut(Progress),
     ) -> Option<Vec<Opt>> {
         let mut p = Progress { tried: 0, first: f64::INFINITY, best: f64::INFINITY };
+        let mut least = f64::INFINITY;
         let measure = |opts: &[Opt]| {
             if p.tried > 0 && Instant::now() >= until {
                 return ControlFlow::Break(());
             }
-            let seconds = self.time(opts, p.best).ok();
+            let program =
+                load(self.device, self.kernel, opts).ok().map(|program| (self.work(&program), program));
+            let seconds = program.filter(|(work, _)| *work <= WORK * least).and_then(|(work, program)| {
+                least = least.min(work);
+                self.time(&program, p.best).ok()
+            });
             p.tried += 1;
             if let Some(s) = seconds {
                 p.best = p.best.min(s);
