@@ -167,3 +167,62 @@ pub fn search(
     }
     Some(best)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codegen::Target;
+    use crate::codegen::x86::{Features, X86};
+    use crate::graph::Graph;
+    use crate::kernel::heuristic;
+    use crate::pipeline;
+    use crate::quant::{Format, Layout};
+    use crate::table::Case;
+
+    /// The first kernel of a product, with the heuristic's schedule.
+    fn with_product(go: impl FnOnce(&Kernel, &Caps, Vec<Opt>)) {
+        let caps = X86::new(Features { avx512: true, vnni: true, ..Features::default() }).caps();
+        let case = Case::linear(Format::by_name("Q4_0").unwrap(), 64, 128, 1);
+        let g = Graph::new();
+        let program = pipeline::schedule(&g, &case.build(&g, Layout::Interleaved16).outputs);
+        let start = heuristic::propose(&program.kernels[0], &caps);
+        go(&program.kernels[0], &caps, start);
+    }
+
+    #[test]
+    fn neighbours_apply_and_differ() {
+        with_product(|kernel, caps, start| {
+            let all: Vec<Vec<Opt>> = neighbours(kernel, caps, &start).collect();
+            assert!(all.len() > 10, "{}", all.len());
+            for opts in &all {
+                Scheduled::new(kernel.clone()).apply_all(opts, caps).unwrap();
+            }
+            let shorter = all.iter().any(|o| o.len() < start.len());
+            let longer = all.iter().any(|o| o.len() > start.len());
+            let resized = all.iter().any(|o| o.len() == start.len() && *o != start);
+            assert!(shorter && longer && resized);
+        });
+    }
+
+    #[test]
+    fn a_search_goes_downhill_and_stops_when_told() {
+        with_product(|kernel, caps, start| {
+            let far = |opts: &[Opt]| opts.iter().find(|o| o.action == Action::Prefetch).map_or(0, |o| o.n);
+            let cost = |opts: &[Opt]| 1000.0 - far(opts) as f64 + opts.len() as f64;
+            let mut tried = HashSet::new();
+            let (best, _) = search(kernel, caps, &[start.clone()], 2, |opts| {
+                assert!(tried.insert(opts.to_vec()), "twice: {opts:?}");
+                ControlFlow::Continue(Some(cost(opts)))
+            })
+            .unwrap();
+            assert_eq!(far(&best), 128);
+            let mut left = 5;
+            let found = search(kernel, caps, &[start.clone()], 2, |opts| {
+                left -= 1;
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(Some(cost(opts))) }
+            });
+            assert!(left == 0 && found.is_some());
+            assert_eq!(search(kernel, caps, &[start], 2, |_| ControlFlow::Continue(None)), None);
+        });
+    }
+}
