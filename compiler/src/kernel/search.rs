@@ -178,6 +178,7 @@ mod tests {
     use crate::pipeline;
     use crate::quant::{Format, Layout};
     use crate::table::Case;
+    use std::slice::from_ref;
 
     /// The first kernel of a product, with the heuristic's schedule.
     fn with_product(go: impl FnOnce(&Kernel, &Caps, Vec<Opt>)) {
@@ -210,14 +211,14 @@ mod tests {
             let far = |opts: &[Opt]| opts.iter().find(|o| o.action == Action::Prefetch).map_or(0, |o| o.n);
             let cost = |opts: &[Opt]| 1000.0 - far(opts) as f64 + opts.len() as f64;
             let mut tried = HashSet::new();
-            let (best, _) = search(kernel, caps, &[start.clone()], 2, |opts| {
+            let (best, _) = search(kernel, caps, from_ref(&start), 2, |opts| {
                 assert!(tried.insert(opts.to_vec()), "twice: {opts:?}");
                 ControlFlow::Continue(Some(cost(opts)))
             })
             .unwrap();
             assert_eq!(far(&best), 128);
             let mut left = 5;
-            let found = search(kernel, caps, &[start.clone()], 2, |opts| {
+            let found = search(kernel, caps, from_ref(&start), 2, |opts| {
                 left -= 1;
                 if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(Some(cost(opts))) }
             });
