@@ -60,6 +60,9 @@ pub enum Command {
     /// Turns text into token ids, or ids into text
     #[command(after_help = TOKENIZE_EXAMPLES)]
     Tokenize(Tokenize),
+    /// Searches for faster schedules of a model's kernels; later runs use what it finds
+    #[command(after_help = TUNE_EXAMPLES)]
+    Tune(Tune),
 }
 
 #[derive(clap::Args, Clone)]
@@ -549,6 +552,36 @@ pub struct Tokenize {
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["text", "no_special"])]
     pub decode: Option<Vec<u32>>,
     /// Print one JSON object, {"ids": [...]} or {"text": "..."}
+    #[arg(long)]
+    pub json: bool,
+}
+
+const TUNE_EXAMPLES: &str = "Examples:
+  glimmer tune
+  glimmer tune model.gguf --time 600
+  glimmer tune model.gguf --tokens 1,64,256 --depth 1024
+  glimmer tune model.gguf --device cuda --export tuned.txt
+
+What is found lies in $XDG_CACHE_HOME/glimmer or ~/.cache/glimmer, by kernel and processor, and is used by every command that
+runs a model. It is saved kernel by kernel: breaking off loses little.";
+
+#[derive(clap::Args)]
+pub struct Tune {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// For the search; loading and the measurements before and after come on top
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
+    pub time: u64,
+    /// Tokens of the steps that are tuned: 1 for decoding, more for chunks of a prompt; several with commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    pub tokens: Vec<usize>,
+    /// Positions that are filled before them
+    #[arg(long, value_name = "POSITIONS", default_value_t = 256, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(..=1 << 20))]
+    pub depth: usize,
+    /// Also write all schedules that are known, as the table that is built into the program
+    #[arg(long, value_name = "FILE")]
+    pub export: Option<PathBuf>,
+    /// One JSON document instead of a table
     #[arg(long)]
     pub json: bool,
 }

@@ -18,6 +18,7 @@ mod run;
 mod synth;
 mod template;
 mod tokenize;
+mod tune;
 
 use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         }
         args::Command::Template(t) => template::run(t),
         args::Command::Tokenize(t) => tokenize::run(t),
+        args::Command::Tune(t) => tune::run(t),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,6 +8,7 @@ use llm::gguf::Gguf;
 use llm::model::{Model, Options};
 use llm::synth::{self, Changes};
 use runtime::device::Device;
+use runtime::schedules::Schedules;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -65,12 +66,22 @@ pub fn load(args: &ModelArgs, context: usize, drafts: bool) -> Result<Model> {
 
 /// Puts a model on the device that the flags name, and shows its kernels if asked to.
 pub fn on_device(args: &ModelArgs, file: Gguf, context: Option<usize>, drafts: bool) -> Result<Model> {
-    let options = Options { context, activations: args.activations.map(Into::into), drafts };
+    let activations = args.activations.map(Into::into);
+    let options = Options { context, activations, drafts, schedules: schedules() };
     let mut model = load_on(Arc::from(device::open(&args.device)?), file, options)?;
     if !args.dump.is_empty() {
         dump::model(&mut model, &args.dump)?;
     }
     Ok(model)
+}
+
+/// What was tuned on this machine and what ships with the program.
+pub fn schedules() -> Arc<Schedules> {
+    let warn = |what: &str| eprintln!("glimmer: {what}");
+    Arc::new(match names::cache_dir() {
+        Ok(dir) => Schedules::open(&dir, warn),
+        Err(_) => Schedules::default(),
+    })
 }
 
 /// Puts a model on a device, with a bar on a terminal.

@@ -23,3 +23,6 @@ pub mod tensor;
 pub mod testing;
 pub mod text;
 pub mod work;
+
+/// Part of the key of whatever is kept between runs.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -20,4 +20,5 @@ pub mod stream;
 pub mod synth;
 pub mod template;
 pub mod tokenizer;
+pub mod tune;
 pub mod weights;

@@ -13,10 +13,12 @@ use crate::weights::{self, Activations, Inputs, Loader, Numbers, Source};
 use compiler::graph::Graph;
 use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
+use runtime::cache;
 use runtime::check::layout;
 use runtime::device::{self, Device, Prepared};
 use runtime::plan::Plan;
-use runtime::step::{Compiled, Library};
+use runtime::schedules::Schedules;
+use runtime::step::{Choose, Compiled, Library};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +29,7 @@ const CHUNKS: [usize; 7] = [1, 8, 32, 64, 128, 256, 512];
 /// Bytes that the scores of a plan may take.
 const SCORES: i64 = 256 << 20;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Positions of the cache; what the model was trained for, at most [`DEFAULT_CONTEXT`], if not given.
     pub context: Option<usize>,
@@ -35,6 +37,8 @@ pub struct Options {
     pub activations: Option<Activations>,
     /// Loads the layers that draft as well.
     pub drafts: bool,
+    /// What plans run under.
+    pub schedules: Arc<Schedules>,
 }
 
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -47,6 +51,8 @@ pub enum Error {
     Weights(#[from] weights::Error),
     #[error(transparent)]
     Device(#[from] device::Error),
+    #[error(transparent)]
+    Cache(#[from] cache::Error),
     #[error("the context holds {context} positions and {wanted} are needed; give a larger --ctx")]
     Context { context: usize, wanted: usize },
     #[error("token {token} is outside the vocabulary of {vocab}")]
@@ -91,10 +97,13 @@ pub struct Model {
     pub(crate) hidden: Slice,
     pub(crate) logits: Slice,
     scratch: Buffer,
-    plans: HashMap<(Part, usize), Prepared>,
-    library: Library,
+    pub(crate) plans: Plans,
+    pub(crate) library: Library,
+    pub(crate) schedules: Arc<Schedules>,
     len: usize,
 }
+
+pub(crate) type Plans = HashMap<(Part, usize), Prepared>;
 
 /// One plan of a step: its part, its rows, the values of its symbols.
 pub(crate) type Piece = (Part, usize, Vec<(&'static str, i64)>);
@@ -175,6 +184,7 @@ impl Model {
             scratch: device.alloc(1)?,
             plans: HashMap::new(),
             library: Library::default(),
+            schedules: options.schedules,
             len: 0,
             device,
             file,
@@ -187,6 +197,9 @@ impl Model {
     }
     pub fn device(&self) -> &dyn Device {
         &*self.device
+    }
+    pub fn schedules(&self) -> &Schedules {
+        &self.schedules
     }
     pub fn vocab(&self) -> usize {
         self.config.vocab as usize
@@ -367,16 +380,27 @@ impl Model {
 
     pub(crate) fn modules(&mut self, part: Part, rows: i64) -> Result<Modules, Error> {
         let mut library = std::mem::take(&mut self.library);
-        let mut p = Planner { model: self, library: &mut library, modules: vec![] };
+        let schedules = self.schedules.clone();
+        let modules = self.modules_by(part, rows, &mut library, &mut schedules.chooser(&*self.device));
+        self.library = library;
+        modules
+    }
+
+    pub(crate) fn modules_by(
+        &self,
+        part: Part,
+        rows: i64,
+        library: &mut Library,
+        choose: &mut dyn Choose,
+    ) -> Result<Modules, Error> {
+        let mut p = Planner { model: self, library, choose, modules: vec![] };
         match part {
             Part::Trunk => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,
             Part::Head => p.head(rows, false)?,
             Part::DraftHead => p.head(rows, true)?,
         }
-        let modules = p.modules;
-        self.library = library;
-        Ok(modules)
+        Ok(p.modules)
     }
 
     fn plan(&mut self, part: Part, rows: i64) -> Result<Prepared, Error> {

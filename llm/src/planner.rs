@@ -14,7 +14,7 @@ use compiler::ops::rms_norm;
 use compiler::tensor::Tensor;
 use runtime::buffer::Slice;
 use runtime::check::slot;
-use runtime::step::{Library, Module, by_heuristic};
+use runtime::step::{Choose, Library, Module};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ pub type Modules = Vec<(Arc<Module>, HashMap<u32, Slice>)>;
 pub struct Planner<'m> {
     pub model: &'m Model,
     pub library: &'m mut Library,
+    pub choose: &'m mut dyn Choose,
     pub modules: Modules,
 }
 
@@ -45,8 +46,7 @@ impl<'m> Planner<'m> {
         mut memory: HashMap<u32, Slice>,
         to: &Slice,
     ) -> Result<(), Error> {
-        let device = &*self.model.device;
-        let module = Module::new(device, g, outputs, self.library, by_heuristic(device))?;
+        let module = Module::new(&*self.model.device, g, outputs, self.library, self.choose)?;
         memory.insert(module.outputs()[0].0, to.clone());
         self.modules.push((Arc::new(module), memory));
         Ok(())
@@ -97,8 +97,7 @@ impl<'m> Planner<'m> {
                 .collect();
             let (y, after) = Block::declare(&i, c, layer.index)?.of(x, &caches, c, &place);
             let outputs: Vec<Tensor> = [y].into_iter().chain(after).collect();
-            let module =
-                Module::new(&*model.device, &g, &outputs, self.library, by_heuristic(&*model.device))?;
+            let module = Module::new(&*model.device, &g, &outputs, self.library, self.choose)?;
             let slots = BlockSlots {
                 x: slot(x),
                 y: module.outputs()[0].0,

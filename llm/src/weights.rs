@@ -304,7 +304,8 @@ impl<'d> Loader<'d> {
             let g = Graph::new();
             let x = g.input("raw", DType::U8, [rows, cols / format.block, format.bytes]);
             let stored = format.load(x, self.layout);
-            let module = Module::new(device, &g, &stored, &mut Library::default(), by_heuristic(device))?;
+            let module =
+                Module::new(device, &g, &stored, &mut Library::default(), &mut by_heuristic(device))?;
             self.modules.insert(key, (module, slot(x)));
         }
         let (module, raw_slot) = &self.modules[&key];

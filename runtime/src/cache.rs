@@ -19,12 +19,26 @@ pub struct Key {
 impl Key {
     /// `kernel` is the kernel's text before scheduling, `version` the compiler's.
     pub fn new(kernel: &str, target: &str, version: &str) -> Key {
-        Key { kernel: hash(kernel.as_bytes()), target: one_line(target), version: one_line(version) }
+        Key::of_hash(hash(kernel.as_bytes()), target, version)
+    }
+    pub(crate) fn of_hash(kernel: u128, target: &str, version: &str) -> Key {
+        Key { kernel, target: one_line(target), version: one_line(version) }
+    }
+    pub(crate) fn kernel(&self) -> u128 {
+        self.kernel
+    }
+    pub(crate) fn target(&self) -> &str {
+        &self.target
+    }
+    pub(crate) fn version(&self) -> &str {
+        &self.version
     }
 }
 
+/// Without a directory it lasts as long as the process.
+#[derive(Default, Debug)]
 pub struct Cache {
-    dir: PathBuf,
+    dir: Option<PathBuf>,
     /// What the file held when it was last read.
     entries: BTreeMap<Key, String>,
     /// What was put since.
@@ -51,7 +65,7 @@ impl Cache {
     /// Reads the cache of a directory; one that does not exist is empty.
     pub fn open(dir: &Path) -> Result<(Cache, Option<Damage>), Error> {
         let (entries, damage) = read(&file(dir))?;
-        Ok((Cache { dir: dir.into(), entries, added: BTreeMap::new() }, damage))
+        Ok((Cache { dir: Some(dir.into()), entries, added: BTreeMap::new() }, damage))
     }
 
     pub fn get(&self, key: &Key) -> Option<&str> {
@@ -62,18 +76,24 @@ impl Cache {
         self.added.insert(key, one_line(schedule));
     }
 
+    /// Everything, what was put last among it.
+    pub fn entries(&self) -> BTreeMap<&Key, &str> {
+        self.entries.iter().chain(&self.added).map(|(k, s)| (k, s.as_str())).collect()
+    }
+
     /// Writes what was put since the last save, and takes over what others have saved.
     pub fn save(&mut self) -> Result<Option<Damage>, Error> {
-        fs::create_dir_all(&self.dir).map_err(at(&self.dir))?;
+        let Some(dir) = &self.dir else { return Ok(None) };
+        fs::create_dir_all(dir).map_err(at(dir))?;
         // Not the cache itself: that one is replaced, and a lock stays with the replaced file.
-        let lock = self.dir.join("schedules.lock");
+        let lock = dir.join("schedules.lock");
         let locked = File::create(&lock).map_err(at(&lock))?;
         locked.lock().map_err(at(&lock))?;
-        let (mut entries, damage) = read(&file(&self.dir))?;
+        let (mut entries, damage) = read(&file(dir))?;
         entries.extend(self.added.clone());
         let text: String = entries.iter().map(line).collect();
-        let new = self.dir.join("schedules.new");
-        if let Err(error) = replace(&file(&self.dir), &new, &text) {
+        let new = dir.join("schedules.new");
+        if let Err(error) = replace(&file(dir), &new, &text) {
             // It may not have got as far as a new file.
             let _ = fs::remove_file(&new);
             return Err(at(&new)(error));

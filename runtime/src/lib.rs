@@ -14,4 +14,6 @@ pub mod interp;
 pub mod machine;
 pub mod map;
 pub mod plan;
+pub mod schedules;
 pub mod step;
+pub mod tune;

@@ -44,6 +44,21 @@ pub struct Argument {
     pub symbols: Vec<String>,
 }
 
+/// How the schedule of each kernel is chosen.
+pub trait Choose {
+    fn choose(&mut self, kernel: &Kernel) -> Vec<Opt>;
+    /// Another one where the chosen one was refused; none if that is an error.
+    fn instead(&mut self, _kernel: &Kernel, _refused: &Error) -> Option<Vec<Opt>> {
+        None
+    }
+}
+
+impl<F: FnMut(&Kernel) -> Vec<Opt>> Choose for F {
+    fn choose(&mut self, kernel: &Kernel) -> Vec<Opt> {
+        self(kernel)
+    }
+}
+
 /// Chooses the heuristic's schedule for every kernel.
 pub fn by_heuristic(device: &dyn Device) -> impl FnMut(&Kernel) -> Vec<Opt> {
     let caps = device.target().caps();
@@ -68,14 +83,17 @@ impl Library {
         &mut self,
         device: &dyn Device,
         kernel: &Kernel,
-        choose: impl FnOnce(&Kernel) -> Vec<Opt>,
+        choose: &mut dyn Choose,
     ) -> Result<Compiled, Error> {
         let key = format!("{:?} {kernel}", kernel.g.symbols());
         if let Some(known) = self.0.get(&key) {
             return Ok(known.clone());
         }
-        let schedule = choose(kernel);
-        let program = load(device, kernel, &schedule)?;
+        let mut schedule = choose.choose(kernel);
+        let program = load(device, kernel, &schedule).or_else(|refused| {
+            schedule = choose.instead(kernel, &refused).ok_or(refused)?;
+            load(device, kernel, &schedule)
+        })?;
         let compiled = Compiled { program, schedule, text: kernel.to_string().into() };
         self.0.insert(key, compiled.clone());
         Ok(compiled)
@@ -99,7 +117,7 @@ impl Module {
         g: &'g Graph,
         outputs: &[Tensor<'g>],
         library: &mut Library,
-        mut choose: impl FnMut(&Kernel) -> Vec<Opt>,
+        choose: &mut dyn Choose,
     ) -> Result<Module, Error> {
         let program = pipeline::schedule(g, outputs);
         let arena = schedule::plan_memory(&program);
@@ -116,7 +134,7 @@ impl Module {
             outputs: program.outputs.iter().map(|o| (slot(*o), buffer_bytes(*o))).collect(),
         };
         for kernel in &program.kernels {
-            module.kernels.push(library.get(device, kernel, &mut choose)?);
+            module.kernels.push(library.get(device, kernel, choose)?);
             let buffers: Vec<Ex> = kernel.buffers().into_iter().map(|(b, _)| b).collect();
             for &b in &buffers {
                 let (elements, symbols) = linearize::dimension(schedule::length(b));
@@ -169,9 +187,9 @@ impl Step {
         g: &'g Graph,
         outputs: &[Tensor<'g>],
         inputs: &HashMap<u32, Slice>,
-        choose: impl FnMut(&Kernel) -> Vec<Opt>,
+        mut choose: impl FnMut(&Kernel) -> Vec<Opt>,
     ) -> Result<Step, Error> {
-        let module = Module::new(device, g, outputs, &mut Library::default(), choose)?;
+        let module = Module::new(device, g, outputs, &mut Library::default(), &mut choose)?;
         let mut memory = inputs.clone();
         for &(slot, bytes) in &module.outputs {
             if let Entry::Vacant(free) = memory.entry(slot) {
@@ -182,28 +200,6 @@ impl Step {
         module.push(&mut plan, &memory, &device.alloc(module.scratch.max(1))?)?;
         let outputs = module.outputs.iter().map(|(slot, _)| memory[slot].clone()).collect();
         Ok(Step { prepared: device.prepare(plan)?, outputs, kernels: module.kernels })
-    }
-
-    /// One kernel by itself, for a search to time; what it writes and was not given is allocated.
-    pub fn of_kernel(
-        device: &dyn Device,
-        g: &Graph,
-        kernel: &Kernel,
-        inputs: &HashMap<u32, Slice>,
-        opts: &[Opt],
-    ) -> Result<Step, Error> {
-        let program = load(device, kernel, opts)?;
-        let mut plan = Plan::new(g.symbols().into_iter().map(|s| s.name));
-        let mut args = vec![];
-        for (b, _) in kernel.buffers() {
-            args.push(match inputs.get(&slot(b)) {
-                Some(slice) => slice.clone(),
-                None => device.alloc(buffer_bytes(b).max(1))?.whole(),
-            });
-        }
-        plan.push(&program, args)?;
-        let kernels = vec![Compiled { program, schedule: opts.to_vec(), text: kernel.to_string().into() }];
-        Ok(Step { prepared: device.prepare(plan)?, outputs: vec![], kernels })
     }
 
     /// Where the results lie, in the order in which they were asked for.

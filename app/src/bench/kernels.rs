@@ -5,17 +5,19 @@ use crate::args::{BenchKernels, DeviceName};
 use crate::device;
 use anyhow::{Result, anyhow, bail};
 use compiler::graph::Graph;
-use compiler::kernel::{self, Opt, heuristic, search, show};
+use compiler::kernel::{self, Opt, heuristic, show};
 use compiler::pipeline;
 use compiler::quant::Format;
 use compiler::rng::Rng;
 use compiler::schedule::{Kernel, buffer_bytes};
 use compiler::table::{Case, Form, fill};
+use compiler::tensor::Tensor;
 use runtime::bandwidth::{Reader, working_set};
 use runtime::buffer::Slice;
 use runtime::check::{layout, slot};
 use runtime::device::Device;
 use runtime::step::Step;
+use runtime::tune::Trial;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -190,7 +192,8 @@ impl Runner<'_> {
             }
             compile.push(start.elapsed().as_secs_f64() * 1e3);
             if let Some(limit) = tune {
-                opts = tuned(on, &g, k, &inputs, Duration::from_secs(limit)).unwrap_or(opts);
+                let found = tuned(on, k, &inputs, &opts, Duration::from_secs(limit));
+                opts = found.ok().flatten().unwrap_or(opts);
             }
             opts
         };
@@ -263,24 +266,18 @@ impl Runner<'_> {
 /// The best schedule that a search finds in time.
 fn tuned(
     on: &dyn Device,
-    g: &Graph,
     kernel: &Kernel,
     inputs: &HashMap<u32, Slice>,
+    start: &[Opt],
     limit: Duration,
-) -> Option<Vec<Opt>> {
-    let caps = on.target().caps();
-    let start = Instant::now();
-    let measure = |opts: &[Opt]| {
-        if start.elapsed() > limit {
-            return None;
-        }
-        let mut step = Step::of_kernel(on, g, kernel, inputs, opts).ok()?;
-        step.run(on, &[]).ok()?;
-        let mut times: Vec<Duration> = (0..3)
-            .map(|_| on.time(step.prepared(), &[]).ok().map(|t| t.iter().sum()))
-            .collect::<Option<_>>()?;
-        times.sort();
-        Some(times[0].as_secs_f64())
-    };
-    search::search(kernel, &caps, 3, measure).map(|(opts, _)| opts)
+) -> Result<Option<Vec<Opt>>> {
+    let mut args = vec![];
+    for (b, _) in kernel.buffers() {
+        args.push(match inputs.get(&slot(Tensor(b))) {
+            Some(slice) => slice.clone(),
+            None => on.alloc(buffer_bytes(b).max(1))?.whole(),
+        });
+    }
+    let trial = Trial { device: on, kernel, launches: &[args], symbols: &[] };
+    Ok(trial.search(&[start.to_vec(), vec![]], Instant::now() + limit, &mut |_| ()))
 }

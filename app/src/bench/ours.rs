@@ -37,7 +37,8 @@ impl Ours {
     ) -> Result<Ours> {
         let device: Arc<dyn Device> = Arc::from(device::open(on)?);
         let context = tests.iter().map(Test::context).max();
-        let options = Options { context, activations: activations.map(Into::into), drafts: false };
+        let activations = activations.map(Into::into);
+        let options = Options { context, activations, drafts: false, schedules: model::schedules() };
         let began = Instant::now();
         let model = model::load_on(device.clone(), origin.open()?, options)?;
         let load = began.elapsed();

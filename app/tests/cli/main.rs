@@ -5,6 +5,7 @@ mod hub;
 mod profile;
 mod pull;
 mod run;
+mod tune;
 mod usage;
 
 use std::io::Write;

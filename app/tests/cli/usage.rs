@@ -24,7 +24,7 @@ fn usage_errors_end_with_2() {
 fn help_has_examples() {
     let place = Place::new();
     assert!(place.glimmer(&["--help"]).ok().out.contains("run"));
-    for command in ["run", "pull", "profile", "models", "completions"] {
+    for command in ["run", "pull", "profile", "models", "completions", "tune"] {
         let help = place.glimmer(&[command, "--help"]).ok().out;
         assert!(help.contains("Usage: glimmer") && help.contains("Examples:"), "{command}: {help}");
         assert!(help.contains(&format!("glimmer {command}")), "{command}: {help}");

@@ -1,17 +1,26 @@
 //! Better schedules by trying: a beam over lists of options, each timed by the caller.
 //!
 //! In: a kernel, the target's capabilities, and a callback that measures one schedule (none if it does not compile or
-//! run). Out: the fastest schedule seen. The moves from a schedule are [`moves`]; whatever they can lead to must compute
+//! run). Out: the fastest schedule seen. A step changes one option ([`neighbours`]); whatever [`moves`] can lead to must compute
 //! the right result, which the tests check on random walks ([`random`]).
 
-use super::{Action, Opt, Role, Scheduled, heuristic};
+use super::{Action, Opt, Role, Scheduled};
 use crate::codegen::Caps;
 use crate::graph::Kind;
 use crate::rng::Rng;
 use crate::schedule::Kernel;
+use std::collections::HashSet;
+use std::ops::ControlFlow;
 
 /// Options that apply to this schedule.
 pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
+    let mut out = offers(s);
+    out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
+    out
+}
+
+/// Options that may apply to this schedule.
+fn offers(s: &Scheduled) -> Vec<Opt> {
     let mut out = vec![];
     for (i, a) in s.axes.iter().enumerate().filter(|(_, a)| a.kind() == Kind::Serial) {
         let extent = a.extent();
@@ -48,7 +57,6 @@ pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
             .into_iter()
             .filter(|o| o.n as i64 * 64 != s.prefetch),
     );
-    out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
     out
 }
 
@@ -83,38 +91,140 @@ pub fn random(
     opts
 }
 
-/// Beam search from the heuristic's proposal and from nothing.
+/// Schedules one change away: another option on the same axis, one less, or one more; what is left of the outputs goes to
+/// the grid. What takes long to check is checked when it is asked for.
+pub fn neighbours(kernel: &Kernel, caps: &Caps, opts: &[Opt]) -> impl Iterator<Item = Vec<Opt>> {
+    let grid = |o: &Opt| o.action == Action::Grid;
+    let body: Vec<Opt> = opts.iter().copied().filter(|o| !grid(o)).collect();
+    let mut out = vec![];
+    let mut s = Scheduled::new(kernel.clone());
+    for (i, old) in body.iter().enumerate() {
+        let (before, after) = (&body[..i], &body[i + 1..]);
+        let prefetch = |o: &Opt| o.action == Action::Prefetch;
+        let same = |o: &Opt| o.axis == old.axis && prefetch(o) == prefetch(old) && o != old;
+        out.extend(
+            offers(&s).into_iter().filter(|o| same(o) && !grid(o)).map(|o| [before, &[o], after].concat()),
+        );
+        out.push([before, after].concat());
+        if s.apply(*old, caps).is_err() {
+            break;
+        }
+    }
+    let mut more = offers(&s);
+    // There are many, and few matter.
+    more.sort_by_key(|o| o.action == Action::Swap);
+    out.extend(more.into_iter().filter(|o| !grid(o)).map(|o| [body.as_slice(), &[o]].concat()));
+    out.into_iter().filter_map(|body| spread(kernel, caps, body))
+}
+
+/// With the output axes that are still loops on the grid; none if the options do not apply.
+fn spread(kernel: &Kernel, caps: &Caps, mut opts: Vec<Opt>) -> Option<Vec<Opt>> {
+    let mut s = Scheduled::new(kernel.clone()).apply_all(&opts, caps).ok()?;
+    let fits = (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64);
+    for i in 0..s.axes.len() {
+        let output = !matches!(s.axes[i].role, Role::Reduce(_));
+        let o = Action::Grid.on(i, 0);
+        if output && s.axes[i].kind() == Kind::Serial && s.apply(o, caps).is_ok() {
+            opts.push(o);
+        }
+    }
+    fits.then_some(opts)
+}
+
+/// Beam search from some schedules, each tried once. `measure` gives none for what does not run, and breaks off when it is
+/// time to stop.
 pub fn search(
     kernel: &Kernel,
     caps: &Caps,
+    starts: &[Vec<Opt>],
     width: usize,
-    mut measure: impl FnMut(&[Opt]) -> Option<f64>,
+    mut measure: impl FnMut(&[Opt]) -> ControlFlow<(), Option<f64>>,
 ) -> Option<(Vec<Opt>, f64)> {
-    let mut beam: Vec<(Vec<Opt>, f64)> = vec![];
-    for start in [heuristic::propose(kernel, caps), vec![]] {
-        if let Some(t) = measure(&start) {
-            beam.push((start, t));
-        }
-    }
-    beam.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let mut best = beam.first()?.clone();
-    loop {
-        let mut next: Vec<(Vec<Opt>, f64)> = vec![];
-        for (opts, _) in &beam {
-            let Ok(s) = Scheduled::new(kernel.clone()).apply_all(opts, caps) else { continue };
-            for o in moves(&s, caps) {
-                let tried = [opts.as_slice(), &[o]].concat();
-                if let Some(t) = measure(&tried) {
-                    next.push((tried, t));
-                }
+    let (mut tried, mut stopped) = (HashSet::new(), false);
+    let mut timed = |all: &mut dyn Iterator<Item = Vec<Opt>>, times: &mut Vec<(Vec<Opt>, f64)>| {
+        for opts in all.filter(|opts| tried.insert(opts.clone())) {
+            match measure(&opts) {
+                ControlFlow::Continue(time) => times.extend(time.map(|t| (opts, t))),
+                ControlFlow::Break(()) => return ControlFlow::Break(()),
             }
         }
+        ControlFlow::Continue(())
+    };
+    let mut beam = vec![];
+    let _ = timed(&mut starts.iter().cloned(), &mut beam);
+    beam.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut best = beam.first()?.clone();
+    while !stopped {
+        let mut next = vec![];
+        stopped =
+            beam.iter().any(|(opts, _)| timed(&mut neighbours(kernel, caps, opts), &mut next).is_break());
         next.sort_by(|a, b| a.1.total_cmp(&b.1));
         next.truncate(width);
         match next.first() {
             Some(first) if first.1 < best.1 => best = first.clone(),
-            _ => return Some(best),
+            _ => break,
         }
         beam = next;
+    }
+    Some(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codegen::Target;
+    use crate::codegen::x86::{Features, X86};
+    use crate::graph::Graph;
+    use crate::kernel::heuristic;
+    use crate::pipeline;
+    use crate::quant::{Format, Layout};
+    use crate::table::Case;
+    use std::slice::from_ref;
+
+    /// The first kernel of a product, with the heuristic's schedule.
+    fn with_product(go: impl FnOnce(&Kernel, &Caps, Vec<Opt>)) {
+        let caps = X86::new(Features { avx512: true, vnni: true, ..Features::default() }).caps();
+        let case = Case::linear(Format::by_name("Q4_0").unwrap(), 64, 128, 1);
+        let g = Graph::new();
+        let program = pipeline::schedule(&g, &case.build(&g, Layout::Interleaved16).outputs);
+        let start = heuristic::propose(&program.kernels[0], &caps);
+        go(&program.kernels[0], &caps, start);
+    }
+
+    #[test]
+    fn neighbours_apply_and_differ() {
+        with_product(|kernel, caps, start| {
+            let all: Vec<Vec<Opt>> = neighbours(kernel, caps, &start).collect();
+            assert!(all.len() > 10, "{}", all.len());
+            for opts in &all {
+                Scheduled::new(kernel.clone()).apply_all(opts, caps).unwrap();
+            }
+            let shorter = all.iter().any(|o| o.len() < start.len());
+            let longer = all.iter().any(|o| o.len() > start.len());
+            let resized = all.iter().any(|o| o.len() == start.len() && *o != start);
+            assert!(shorter && longer && resized);
+        });
+    }
+
+    #[test]
+    fn a_search_goes_downhill_and_stops_when_told() {
+        with_product(|kernel, caps, start| {
+            let far = |opts: &[Opt]| opts.iter().find(|o| o.action == Action::Prefetch).map_or(0, |o| o.n);
+            let cost = |opts: &[Opt]| 1000.0 - far(opts) as f64 + opts.len() as f64;
+            let mut tried = HashSet::new();
+            let (best, _) = search(kernel, caps, from_ref(&start), 2, |opts| {
+                assert!(tried.insert(opts.to_vec()), "twice: {opts:?}");
+                ControlFlow::Continue(Some(cost(opts)))
+            })
+            .unwrap();
+            assert_eq!(far(&best), 128);
+            let mut left = 5;
+            let found = search(kernel, caps, from_ref(&start), 2, |opts| {
+                left -= 1;
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(Some(cost(opts))) }
+            });
+            assert!(left == 0 && found.is_some());
+            assert_eq!(search(kernel, caps, &[start], 2, |_| ControlFlow::Continue(None)), None);
+        });
     }
 }

@@ -6,6 +6,7 @@ mod profile;
 mod real;
 mod story;
 mod tiny;
+mod tune;
 
 use flate2::read::GzDecoder;
 use llm::gguf::Gguf;
@@ -69,7 +70,12 @@ fn devices() -> Vec<Arc<dyn Device>> {
 
 fn load(device: Arc<dyn Device>, file: Gguf, context: usize, activations: Activations) -> Model {
     let drafts = file.opt_int("deepseek2.nextn_predict_layers").unwrap().unwrap_or(0) > 0;
-    let options = Options { context: Some(context), activations: Some(activations), drafts };
+    let options = Options {
+        context: Some(context),
+        activations: Some(activations),
+        drafts,
+        schedules: Default::default(),
+    };
     Model::load(device, file, options, &mut |_, _| ()).unwrap()
 }
 

@@ -9,7 +9,12 @@ use std::collections::HashSet;
 fn profile(file: Gguf, tokens: usize, depth: usize) -> Option<(Profile, Size)> {
     let device = devices().into_iter().next()?;
     let size = Size::of(&file).unwrap();
-    let options = Options { context: Some(depth + tokens), activations: None, drafts: false };
+    let options = Options {
+        context: Some(depth + tokens),
+        activations: None,
+        drafts: false,
+        schedules: Default::default(),
+    };
     let mut m = Model::load(device, file, options, &mut |_, _| ()).unwrap();
     let profile = m.profile(Wanted { tokens, depth, repeat: 1 }).unwrap();
     assert_eq!(m.len(), depth, "the steps that were timed are forgotten");
