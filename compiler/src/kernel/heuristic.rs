@@ -167,11 +167,33 @@ impl<'g> Proposal<'g, '_> {
             }
         }
         match best {
-            Some((_, i)) => drop(self.put(Action::Vector, i, wide)),
+            Some((_, i)) => {
+                self.put(Action::Vector, i, wide);
+                self.share(stage, store);
+            }
             None if store.dtype().bytes() == 1 && !wide_numbers(store) => self.move_bytes(stage, store),
             None => {}
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// A few outputs whose sums read the same numbers, as heads do that share a row of the cache: a register tile.
+    fn share(&mut self, stage: usize, store: Ex<'g>) {
+        let (single, reduced) = (self.s.kernel.stages.len() == 1, reductions(store));
+        let summed = |e: &Ex<'g>| e.op() == Op::Load && reduced.iter().any(|r| reads(e.arg(1), *r));
+        let loads: Vec<Ex> = topo(&[store]).into_iter().filter(summed).collect();
+        let shared = |a: &Axis<'g>| {
+            let (own, common): (Vec<Ex>, Vec<Ex>) = loads.iter().partition(|l| reads(l.arg(1), a.range));
+            !own.is_empty() && !common.is_empty()
+        };
+        let most = if self.caps.vector_bytes == 64 { 24 } else { 8 };
+        let few = |a: &Axis| a.extent().filter(|e| (2..=32).contains(e));
+        let heads = self.outs(stage).into_iter().find(|(_, a)| single && few(a).is_some() && shared(a));
+        let Some((i, n)) = heads.and_then(|(i, a)| Some((i, few(&a)?))) else { return };
+        let tile = (2..=most.min(16)).rev().find(|t| n % t == 0).unwrap_or(1);
+        if tile > 1 && self.put(Action::Upcast, i, tile as usize) && n <= most {
+            self.put(Action::Upcast, i, 0);
+        }
     }
 
     /// Sums of numbers made of interleaved bytes: the rows in the lanes, whole blocks of bytes as copies, and a few tokens
