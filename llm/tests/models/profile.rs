@@ -1,9 +1,10 @@
 //! Profiles of whole models: every kernel is accounted for.
 
 use super::*;
-use llm::profile::{Component, Options as Wanted, Place, Profile};
+use llm::profile::{Component, Kernel, Options as Wanted, Place, Profile};
 use llm::size::Size;
 use llm::synth::{self, Changes};
+use runtime::cpu::Tier;
 use std::collections::HashSet;
 
 fn profile(file: Gguf, tokens: usize, depth: usize) -> Option<(Profile, Size)> {
@@ -95,3 +96,23 @@ fn a_step_takes_what_a_plan_takes() {
     assert_eq!(error(&mut m, 0), "one step takes from 1 to 512 tokens, not 0");
     assert_eq!(error(&mut m, 513), "one step takes from 1 to 512 tokens, not 513");
 }
+
+/// What a token of GLM-4.7-Flash costs, read off the generated code and not timed: two layers of the real shapes, of which
+/// the first is dense, with fewer experts and words. More launches, synchronisations, instructions or bytes are to be meant.
+#[test]
+fn the_code_of_glm_does_not_grow() {
+    let tier = Some(Tier::Avx512Vnni);
+    let device = match CpuDevice::new(runtime::cpu::Options { threads: Some(2), tier }) {
+        Ok(device) => Arc::new(device),
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let changes = Changes { layers: Some(2), vocab: Some(1024), experts: Some(8) };
+    let mut m = load(device, synth::open("glm-4.7-flash:q4_0", changes).unwrap(), 64, Activations::Int8);
+    let p = m.profile(Wanted { tokens: 1, depth: 0, repeat: 1 }).unwrap();
+    let sum = |of: &dyn Fn(&Kernel) -> f64| p.kernels.iter().map(|k| of(k) * k.calls as f64).sum::<f64>();
+    let found =
+        [p.launches.len() as f64, p.synchronisations as f64, sum(&|k| k.instructions), sum(&|k| k.loaded)];
+    assert_eq!(found, GLM, "launches, synchronisations, instructions and bytes loaded");
+}
+
+const GLM: [f64; 4] = [46.0, 48.0, 17_172_332.0, 104_357_696.0];

@@ -112,14 +112,28 @@ impl Lower<'_> {
         for (j, &at) in b.iter().enumerate() {
             let rows = self.tile_rows(b_mem, at, 2, 64);
             self.op(M::Tileloadd, &[Arg::Tile(B + j as u8), rows]);
+            self.fetch_tile(rows);
         }
         for (i, &at) in a.iter().enumerate() {
             let rows = self.tile_rows(a_mem, at, 2, 2 * stride);
             self.op(M::Tileloadd, &[Arg::Tile(A + i as u8), rows]);
+            if 2 * stride == 64 {
+                self.fetch_tile(rows);
+            }
             for j in 0..b.len() {
                 let [sum, a, b] = [(i * b.len() + j) as u8, A + i as u8, B + j as u8].map(Arg::Tile);
                 self.op(M::Tdpbf16ps, &[sum, a, b]);
             }
+        }
+    }
+
+    /// Asks for the tile after the next one where tiles follow each other: loads of 16 lines at a time hide no latency.
+    fn fetch_tile(&mut self, rows: Arg) {
+        const AHEAD: i32 = 2 * 16 * 64;
+        let Arg::Mem(first) = rows else { unreachable!("rows are in memory") };
+        for row in 0..16 {
+            let line = Address { index: None, disp: first.disp + AHEAD + 64 * row, ..first };
+            self.op(M::Prefetcht0, &[Arg::Mem(line.with_bytes(1))]);
         }
     }
 
