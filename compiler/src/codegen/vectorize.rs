@@ -15,6 +15,7 @@ use crate::kernel::{Illegal, byte_factors};
 use crate::rewrite::substitute;
 use crate::rules::{simplify1, sum::affine};
 use crate::scalar::{Binary, Fold};
+use crate::schedule::length;
 use std::collections::HashMap;
 
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
@@ -33,7 +34,9 @@ pub fn vectorize<'g>(stores: &[Ex<'g>], caps: &Caps) -> Result<Vec<Ex<'g>>, Ille
         return Ok(stores.to_vec());
     }
     ranges.sort_by_key(|r| (reduced.contains(r), r.id));
-    let mut v = Vectors { g: stores[0].g, ranges, caps, memo: HashMap::new(), quads: HashMap::new() };
+    let written = stores.iter().map(|s| s.arg(0)).collect();
+    let mut v =
+        Vectors { g: stores[0].g, ranges, caps, written, memo: HashMap::new(), quads: HashMap::new() };
     let mut out = vec![];
     let mut rest = stores;
     while let [s, more @ ..] = rest {
@@ -58,10 +61,19 @@ struct Vectors<'g, 'a> {
     g: &'g Graph,
     ranges: Vec<Ex<'g>>,
     caps: &'a Caps,
+    written: Vec<Ex<'g>>,
     /// What became of a node. An index that does not fit lanes is no failure unless it is needed there.
     memo: HashMap<Id, Result<(Ex<'g>, Mask), Illegal>>,
-    /// Which of the four a node is whose value is held as quads.
-    quads: HashMap<Id, i64>,
+    /// The whole quads behind nodes whose value is one byte of each.
+    quads: HashMap<Id, Quads<'g>>,
+}
+
+/// Four bytes of each lane, side by side, of which a node is the one at this place.
+#[derive(Clone, Copy)]
+struct Quads<'g> {
+    all: Ex<'g>,
+    at: i64,
+    lanes: Mask,
 }
 
 impl<'g> Vectors<'g, '_> {
@@ -130,8 +142,8 @@ impl<'g> Vectors<'g, '_> {
         }
         let args = e.args().iter().map(|a| self.memo[&a.id].clone()).collect::<Result<Vec<_>, _>>()?;
         let union = args.iter().fold(0, |m, a| m | a.1);
-        if let Some(at) = e.args().iter().find_map(|a| self.quads.get(&a.id).copied()) {
-            return self.quad(e, at, &args, union);
+        if let Some(value) = self.quad(e, &args) {
+            return Ok(value);
         }
         match n.op {
             Op::Range(_, Kind::Vector) => {
@@ -180,7 +192,7 @@ impl<'g> Vectors<'g, '_> {
         Some((base, m))
     }
 
-    /// The four bytes around each lane's, and which of them it is, where lanes are four bytes apart.
+    /// A byte of each lane, where lanes are four bytes apart: out of whole quads.
     fn load_quads(&mut self, e: Ex<'g>) -> Option<(Ex<'g>, Mask)> {
         let (base, strides) = affine(e.arg(1), &self.ranges)?;
         let walked: Vec<usize> = (0..strides.len()).filter(|&i| strides[i] != 0).collect();
@@ -188,63 +200,52 @@ impl<'g> Vectors<'g, '_> {
         let at = simplify1(base % 4).as_int()?;
         let wide = 4 * self.size(i);
         let fits = wide <= self.caps.vector_bytes as i64 && e.dtype() == DType::U8 && self.caps.dot4;
-        if strides[i] != 4 || !fits || e.args().len() > 2 {
+        // What else is read must be there, and nobody may be writing it.
+        let whole =
+            length(e.arg(0)).as_int().is_some_and(|n| n % 4 == 0) && !self.written.contains(&e.arg(0));
+        if strides[i] != 4 || !fits || !whole || e.args().len() > 2 {
             return None;
         }
         let all = self.g.make(Op::Load, Scalar::U8.vec(wide as u16), &[e.arg(0), simplify1(base - at)]);
-        self.quads.insert(e.id, at);
-        Some((all, 1 << i))
+        Some(self.own_byte(e, Quads { all, at, lanes: 1 << i }))
     }
 
-    /// A node with an argument that is byte `at` of quads: quads again where bytes become bytes.
-    fn quad(
-        &mut self,
-        e: Ex<'g>,
-        at: i64,
-        args: &[(Ex<'g>, Mask)],
-        union: Mask,
-    ) -> Result<(Ex<'g>, Mask), Illegal> {
-        let (g, n) = (self.g, e.node());
-        let (lanes, of) = (self.lanes(union), |a: &Ex<'g>| self.quads.get(&a.id).copied());
-        let wide = (4 * lanes) as u16;
-        let old = e.args();
-        let together = old.iter().zip(args).all(|(a, v)| of(a) == Some(at) || of(a).is_none() && v.1 == 0);
-        let bytes = |a: &Ex| matches!(a.dtype().scalar, Scalar::U8 | Scalar::I8);
-        let stays = matches!(n.op, Op::Unary(_) | Op::Binary(_) | Op::Lookup(_) | Op::Bitcast)
-            && bytes(&e)
-            && old.iter().all(bytes);
-        if together && stays {
-            let arg = |(a, v): (&Ex<'g>, &(Ex<'g>, Mask))| match (of(a), v.0.as_bits()) {
-                (Some(_), _) => v.0,
-                (None, Some(c)) => g.constant(a.dtype().with_lanes(wide), c),
-                (None, None) => g.make(Op::Spread, a.dtype().with_lanes(wide), &[v.0]),
-            };
-            let new: Vec<Ex> = old.iter().zip(args).map(arg).collect();
-            self.quads.insert(e.id, at);
-            return Ok((g.make(n.op, n.dtype.with_lanes(wide), &new), union));
+    /// Remembers the quads of a node; its value is each lane's own byte of them.
+    fn own_byte(&mut self, e: Ex<'g>, q: Quads<'g>) -> (Ex<'g>, Mask) {
+        self.quads.insert(e.id, q);
+        (self.pick(q).cast(e.dtype().scalar), q.lanes)
+    }
+
+    /// Each lane's own byte of quads of u8, as i32.
+    fn pick(&self, q: Quads<'g>) -> Ex<'g> {
+        let g = self.g;
+        let one = |i: i64| g.constant(DType::I8, Bits::int((i == q.at) as i64));
+        let ones = g.make(Op::Stack, Scalar::I8.vec(4), &[one(0), one(1), one(2), one(3)]);
+        let ones = g.make(Op::Repeat, Scalar::I8.vec(q.all.dtype().lanes), &[ones]);
+        let zero = g.constant(self.typed(DType::I32, q.lanes), Bits::int(0));
+        g.make(Op::Dot4, zero.dtype(), &[zero, q.all, ones])
+    }
+
+    /// A node over bytes that are held as quads: quads again where bytes become bytes, a pick where they are widened.
+    fn quad(&mut self, e: Ex<'g>, args: &[(Ex<'g>, Mask)]) -> Option<(Ex<'g>, Mask)> {
+        let (g, n, old) = (self.g, e.node(), e.args());
+        let q = old.iter().find_map(|a| self.quads.get(&a.id).copied())?;
+        if n.op == Op::Cast && n.dtype.scalar != Scalar::Bool {
+            return Some((self.pick(q).cast(n.dtype.scalar), q.lanes));
         }
-        // Each lane's own byte, as the type that it had.
-        let own = |(a, v): (&Ex<'g>, &(Ex<'g>, Mask))| {
-            if of(a).is_none() {
-                return *v;
-            }
-            let one = |i: i64| g.constant(DType::I8, Bits::int((i == at) as i64));
-            let ones = g.make(Op::Stack, Scalar::I8.vec(4), &[one(0), one(1), one(2), one(3)]);
-            let ones = g.make(Op::Repeat, Scalar::I8.vec(v.0.dtype().lanes), &[ones]);
-            let zero = g.constant(self.typed(DType::I32, v.1), Bits::int(0));
-            let picked = g.make(Op::Dot4, zero.dtype(), &[zero, v.0, ones]);
-            (picked, v.1)
+        let wide = q.all.dtype().lanes;
+        let arg = |(a, v): (&Ex<'g>, &(Ex<'g>, Mask))| match (self.quads.get(&a.id), v.0.as_bits()) {
+            (Some(other), _) => (other.at == q.at && other.lanes == q.lanes).then_some(other.all),
+            (None, Some(c)) => Some(g.constant(a.dtype().with_lanes(wide), c)),
+            (None, None) => (v.1 == 0).then(|| g.make(Op::Spread, a.dtype().with_lanes(wide), &[v.0])),
         };
-        let picked: Vec<(Ex, Mask)> = old.iter().zip(args).map(own).collect();
-        if n.op == Op::Cast {
-            return Ok((picked[0].0.cast(n.dtype.scalar), union));
+        let same = matches!(n.op, Op::Unary(_) | Op::Binary(_) | Op::Lookup(_)) && n.dtype == DType::U8;
+        if !same || old.iter().any(|a| a.dtype() != DType::U8) {
+            return None;
         }
-        let back = old
-            .iter()
-            .zip(picked)
-            .map(|(a, v)| if of(a).is_some() { (v.0.cast(a.dtype().scalar), v.1) } else { v });
-        let new = back.map(|v| self.lift(v, union)).collect::<Result<Vec<_>, _>>()?;
-        Ok((g.make(n.op, self.typed(n.dtype, union), &new), union))
+        let new = old.iter().zip(args).map(arg).collect::<Option<Vec<_>>>()?;
+        let all = g.make(n.op, Scalar::U8.vec(wide), &new);
+        Some(self.own_byte(e, Quads { all, ..q }))
     }
 
     fn load(&mut self, e: Ex<'g>) -> Result<(Ex<'g>, Mask), Illegal> {
