@@ -133,7 +133,9 @@ impl Model {
         let caps = device.target().caps();
         let activations =
             options.activations.unwrap_or(if caps.dot4 { Activations::Int8 } else { Activations::F32 });
-        let numbers = Numbers { activations, tiles: caps.tile };
+        // Without block-quantised weights there is nothing to round: everything is exact.
+        let quantised = file.tensors().iter().any(|t| t.format.is_quantised());
+        let numbers = Numbers { activations, tiles: caps.tile && quantised };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
         let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;

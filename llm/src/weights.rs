@@ -157,13 +157,14 @@ impl<'g> Matrix<'g> {
     /// `x · wᵀ`: x `[.., M, K]` to `[.., M, R]`; leading axes broadcast.
     pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         match self.numbers.activations {
+            _ if !self.planes.format.is_quantised() => self.of_f32(x),
             _ if self.numbers.halves(x.size(-2)) => self.planes.linear_half(ops::halved(x)),
-            Activations::Int8 if self.planes.format.is_quantised() => {
+            Activations::Int8 => {
                 let q = ops::quantize_i8(x);
                 let kept = if x.size(-2) % ops::TILE == 0 { q.in_tiles() } else { q.kept() };
                 self.planes.linear_q8(&kept)
             }
-            _ => self.of_f32(x),
+            Activations::F32 => self.of_f32(x),
         }
     }
     /// As [`Matrix::of`], the activations always in f32.

@@ -195,8 +195,7 @@ impl<'g> Vectors<'g, '_> {
     /// A byte of each lane, where lanes are four bytes apart: out of whole quads.
     fn load_quads(&mut self, e: Ex<'g>) -> Option<(Ex<'g>, Mask)> {
         let (base, strides) = affine(e.arg(1), &self.ranges)?;
-        let walked: Vec<usize> = (0..strides.len()).filter(|&i| strides[i] != 0).collect();
-        let [i] = walked[..] else { return None };
+        let i = only(&strides)?;
         let at = simplify1(base % 4).as_int()?;
         let wide = 4 * self.size(i);
         let fits = wide <= self.caps.vector_bytes as i64 && e.dtype() == DType::U8 && self.caps.dot4;
@@ -359,8 +358,7 @@ impl<'g> Vectors<'g, '_> {
         let (Some((low, base, strides)), Some((high, next, others))) = (rounded(s), rounded(t)) else {
             return Ok(false);
         };
-        let walked: Vec<usize> = (0..strides.len()).filter(|&i| strides[i] != 0).collect();
-        let [i] = walked[..] else { return Ok(false) };
+        let Some(i) = only(&strides) else { return Ok(false) };
         let whole = 4 * self.size(i) == self.caps.vector_bytes as i64;
         let apart = strides[i] == 2 && strides == others && next == simplify1(base + 1);
         if !self.caps.tile || !whole || !apart || s.arg(0) != t.arg(0) {
@@ -420,6 +418,12 @@ impl<'g> Vectors<'g, '_> {
         }
         Ok(())
     }
+}
+
+/// The one range that is walked.
+fn only(strides: &[i64]) -> Option<usize> {
+    let mut walked = (0..strides.len()).filter(|&i| strides[i] != 0);
+    walked.next().filter(|_| walked.next().is_none())
 }
 
 fn narrow(e: Ex) -> Result<Ex, Illegal> {

@@ -77,11 +77,16 @@ impl<'g> Scheduled<'g> {
         let shared = |r: &Ex<'g>| *r != lanes && read.iter().any(|e| e.contains(r));
         let (rows, inner): (Vec<Ex>, Vec<Ex>) = outs.iter().partition(|r| shared(r));
         stages.push(Stage { outs: inner, store: substitute(&[stage.store], &loads)[0] });
+        self.restage(rows, stages);
+        Ok(())
+    }
+
+    /// Takes these rows and stages for the kernel's; the axes are theirs.
+    pub(super) fn restage(&mut self, rows: Vec<Ex<'g>>, mut stages: Vec<Stage<'g>>) {
         let stores = simplify(&stages.iter().map(|s| s.store).collect::<Vec<_>>());
         stages.iter_mut().zip(stores).for_each(|(s, store)| s.store = store);
-        self.kernel = Kernel { g, name: self.kernel.name.clone(), rows, stages };
+        self.kernel = Kernel { g: self.kernel.g, name: self.kernel.name.clone(), rows, stages };
         self.axes = axes(&self.kernel);
-        Ok(())
     }
 }
 

@@ -168,7 +168,7 @@ impl<'g> Scheduled<'g> {
             Op::Binary(Binary::Div | Binary::Mod) if e.arg(0) == r => e.arg(1).as_int(),
             _ => None,
         });
-        let reduced = reductions_of(&self.kernel).contains(&r);
+        let reduced = self.kernel.stages.iter().any(|s| reductions(s.store).contains(&r));
         by.filter(|&c| c > 1 && c < most).max().filter(|_| most > 32 || most == 32 && !reduced)
     }
 
@@ -539,11 +539,6 @@ pub fn reductions<'g>(store: Ex<'g>) -> Vec<Ex<'g>> {
         }
     }
     out
-}
-
-/// Ranges that some stage of the kernel consumes.
-fn reductions_of<'g>(kernel: &Kernel<'g>) -> Vec<Ex<'g>> {
-    kernel.stages.iter().flat_map(|s| reductions(s.store)).collect()
 }
 
 /// Folds that consume the range.

@@ -5,15 +5,14 @@
 //! rows. The next multiplies tiles of 16 tokens with them, two by two, into local memory. The last finishes what is left
 //! of the expression.
 
-use super::keep::axes;
 use super::{Illegal, Scheduled};
 use crate::dtype::DType;
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
+use crate::rules::simplify1;
 use crate::rules::sum::affine;
-use crate::rules::{simplify, simplify1};
 use crate::scalar::{Binary, Fold};
-use crate::schedule::{Kernel, Stage};
+use crate::schedule::Stage;
 use std::collections::HashMap;
 
 /// Rows and columns of a tile; a step of the unit takes twice as many inputs.
@@ -277,10 +276,7 @@ impl<'g> Scheduled<'g> {
         let inner = |r: &&Ex<'g>| **r == across || Some(**r) == tiles || **r == lanes || Some(**r) == pair;
         let (inner, rows): (Vec<Ex>, Vec<Ex>) = outs.iter().partition(inner);
         stages.push(Stage { outs: inner, store: substitute(&[stage.store], &loads)[0] });
-        let stores = simplify(&stages.iter().map(|s| s.store).collect::<Vec<_>>());
-        stages.iter_mut().zip(stores).for_each(|(s, store)| s.store = store);
-        self.kernel = Kernel { g, name: self.kernel.name.clone(), rows, stages };
-        self.axes = axes(&self.kernel);
+        self.restage(rows, stages);
         Ok(())
     }
 }

@@ -65,7 +65,7 @@ fn processor() -> Result<Features, String> {
     }
     let avx512 = all!("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd");
     let vnni = avx512 && all!("avx512vnni");
-    Ok(Features { avx512, vnni, avx_vnni: all!("avxvnni"), amx: vnni && amx() })
+    Ok(Features { avx512, vnni, avx_vnni: all!("avxvnni"), amx: vnni && all!("avx512bf16") && amx() })
 }
 
 /// Asks the system for the tile registers, which it grants a process once and for all its threads.

@@ -21,7 +21,11 @@ pub fn targets() -> Vec<X86> {
         ("AVX-VNNI", avx_vnni, Features { avx_vnni: true, ..plain }),
         ("AVX-512", avx512, wide),
         ("VNNI", vnni, Features { vnni: true, ..wide }),
-        ("AMX", vnni && amx(), Features { vnni: true, amx: true, ..wide }),
+        (
+            "AMX",
+            vnni && is_x86_feature_detected!("avx512bf16") && amx(),
+            Features { vnni: true, amx: true, ..wide },
+        ),
     ];
     let mut found = vec![X86::new(plain)];
     for (name, here, features) in tiers {

@@ -33,7 +33,7 @@ pub struct Features {
     pub vnni: bool,
     /// The VEX form of VNNI.
     pub avx_vnni: bool,
-    /// AMX with 8-bit integers and bf16.
+    /// AMX with 8-bit integers and bf16, and AVX512_BF16.
     pub amx: bool,
 }
 
