@@ -222,11 +222,6 @@ impl<'g> QuantX<'g> {
         self.each(|t, row| from_tiles(to_tiles(t, row).contiguous(), row))
     }
 
-    /// The same numbers, kept in memory token after token.
-    pub fn kept(self) -> QuantX<'g> {
-        self.each(|t, _| t.contiguous())
-    }
-
     fn each(self, f: impl Fn(Tensor<'g>, usize) -> Tensor<'g>) -> QuantX<'g> {
         QuantX { q: f(self.q, 2), d: f(self.d, 1), s16: f(self.s16, 1), s32: f(self.s32, 1) }
     }
@@ -280,6 +275,18 @@ pub fn quantize_i8(x: Tensor) -> QuantX {
             .reshape_last(2, &[2 * blocks]),
         s32: wide.sum(-1).squeeze(-1).cast(Scalar::F32) * d.squeeze(-1),
     }
+}
+
+/// As [`quantize_i8`], kept in memory token after token. Views of one tensor that differ in axes of one element share it.
+pub fn kept_i8(x: Tensor) -> QuantX {
+    let dims = x.dims();
+    let (leading, columns) = dims.split_at(dims.len() - 1);
+    let longer = leading.iter().copied().filter(|d| d.as_int() != Some(1));
+    let q = quantize_i8(x.reshape(longer.chain(columns.iter().copied()).collect::<Vec<_>>()));
+    q.each(|t, row| {
+        let own = t.dims().split_off(t.rank() - row);
+        t.contiguous().reshape([leading, &own].concat())
+    })
 }
 
 #[cfg(test)]

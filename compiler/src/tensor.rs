@@ -70,6 +70,11 @@ impl<'g> Tensor<'g> {
             return self;
         }
         assert!(shape::same_size(&from, &to), "reshape {} to {:?} elements", self.show_shape(), show(&to));
+        // Axes of one element that were put in or left out say nothing about the elements.
+        let longer = |dims: &[Ex<'g>]| dims.iter().copied().filter(|d| d.as_int() != Some(1)).collect::<Vec<_>>();
+        if self.0.op() == Op::Reshape && longer(&self.0.arg(0).dims()) == longer(&from) {
+            return Tensor(self.0.arg(0)).reshape(to);
+        }
         self.shaped(Op::Reshape, self.dtype(), &to, &[self.0])
     }
     /// The last `n` axes, in row-major order, as axes of the given sizes.

@@ -72,7 +72,7 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
     let threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1);
     l.out.threads = (threads as u32).next_multiple_of(group as u32);
     l.grid(&grid_order);
-    let gates: Vec<Option<Reg>> = (0..stages.len()).map(|i| l.threads(thread_axes(s, i))).collect();
+    let gates: Vec<Option<Reg>> = (0..stages.len()).map(|i| l.threads(s.thread_axes(i))).collect();
     let rows: Vec<Ex> = s.kernel.rows.iter().copied().filter(|r| is_loop(*r)).collect();
     for r in &rows {
         l.open(*r, vec![]);
@@ -95,15 +95,6 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
     let root = l.scopes.pop().expect("the root scope stays open");
     l.out.code = root.code;
     l.out
-}
-
-/// Axes of a stage that are spread over threads, the fastest first: lanes must be neighbours.
-fn thread_axes<'g>(s: &Scheduled<'g>, stage: usize) -> Vec<Axis<'g>> {
-    let of = |k: Kind| s.of_stage(stage).map(|(_, a)| *a).filter(move |a| a.kind() == k).collect::<Vec<_>>();
-    let mut axes = of(Kind::Lane);
-    axes.extend(of(Kind::Local).into_iter().rev());
-    axes.extend(of(Kind::Group));
-    axes
 }
 
 /// A dimension as a number that depends on symbols, and their names in the order in which it wants their values.
@@ -238,7 +229,7 @@ impl<'g> Linearizer<'g> {
     }
 
     fn stage(&mut self, s: &Scheduled<'g>, number: usize, stores: &[Ex<'g>], only: Option<Reg>) {
-        self.threads = thread_axes(s, number);
+        self.threads = s.thread_axes(number);
         self.folds = topo(stores).into_iter().filter(|e| matches!(e.op(), Op::Fold(..))).collect();
         let loops: Vec<Ex> = s.kernel.stages[number].outs.iter().copied().filter(|r| is_loop(*r)).collect();
         for r in &loops {

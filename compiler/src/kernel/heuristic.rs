@@ -3,6 +3,8 @@
 //! In: a kernel and what the target can do. Out: options that apply to it. On a CPU: rows of weights in the lanes, dot
 //! products by four, the rest of the rows over the grid. On a GPU: a warp shares the blocks of a few rows.
 
+mod gpu;
+
 use super::keep::interleaved;
 use super::tiles::sums_tiles;
 use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
@@ -18,9 +20,6 @@ const PREFETCH: usize = 4096;
 
 /// The same where the stream hops from expert to expert: what is fetched past the end of a hop is not read.
 const HOPPING: usize = 1024;
-
-/// Threads of a GPU block that share one long row.
-const BLOCK: i64 = 256;
 
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
@@ -179,16 +178,10 @@ impl<'g> Proposal<'g, '_> {
 
     /// A few outputs whose sums read the same numbers, as heads do that share a row of the cache: a register tile.
     fn share(&mut self, stage: usize, store: Ex<'g>) {
-        let (single, reduced) = (self.s.kernel.stages.len() == 1, reductions(store));
-        let summed = |e: &Ex<'g>| e.op() == Op::Load && reduced.iter().any(|r| reads(e.arg(1), *r));
-        let loads: Vec<Ex> = topo(&[store]).into_iter().filter(summed).collect();
-        let shared = |a: &Axis<'g>| {
-            let (own, common): (Vec<Ex>, Vec<Ex>) = loads.iter().partition(|l| reads(l.arg(1), a.range));
-            !own.is_empty() && !common.is_empty()
-        };
+        let (single, loads) = (self.s.kernel.stages.len() == 1, summed(store));
         let most = if self.caps.vector_bytes == 64 { 24 } else { 8 };
         let few = |a: &Axis| a.extent().filter(|e| (2..=32).contains(e));
-        let heads = self.outs(stage).into_iter().find(|(_, a)| single && few(a).is_some() && shared(a));
+        let heads = self.outs(stage).into_iter().find(|(_, a)| single && few(a).is_some() && shared(&loads, a));
         let Some((i, n)) = heads.and_then(|(i, a)| Some((i, few(&a)?))) else { return };
         let tile = (2..=most.min(16)).rev().find(|t| n % t == 0).unwrap_or(1);
         if tile > 1 && self.put(Action::Upcast, i, tile as usize) && n <= most {
@@ -274,38 +267,6 @@ impl<'g> Proposal<'g, '_> {
         }
     }
 
-    fn gpu_stage(&mut self, stage: usize) {
-        let single = self.s.kernel.stages.len() == 1;
-        let work = |a: &Axis| a.range.arg(0).bounds().1;
-        let lanes = self.caps.lanes as i64;
-        for (k, _) in self.byte_axes(stage) {
-            self.put(Action::Dot4, k, 0);
-            self.put(Action::Unroll, k, 0);
-        }
-        self.unroll_small(stage, 2);
-        let rows = self.outs(stage).into_iter().max_by_key(|(_, a)| work(a));
-        // The innermost reduction that has enough rounds: neighbouring lanes read neighbouring blocks.
-        let shared = self.reduces(stage).into_iter().rfind(|(_, a)| work(a) >= 8);
-        match (shared, rows) {
-            (Some((b, a)), rows) => {
-                let n = lanes.min(1 << work(&a).ilog2());
-                self.put(Action::Lane, b, n as usize);
-                match rows {
-                    Some((r, a)) if single => {
-                        self.put(Action::Upcast, r, work(&a).min(2) as usize);
-                        self.put(Action::Local, r, (128 / n).min(work(&a)).max(1) as usize);
-                        self.put(Action::Unroll, b, 2)
-                    }
-                    Some((r, a)) => self.put(Action::Local, r, (BLOCK / n).min(work(&a)).max(1) as usize),
-                    None => self.put(Action::Group, b, (BLOCK / n).min(work(&a) / n).max(1) as usize),
-                }
-            }
-            (None, Some((r, a))) => self.put(Action::Local, r, work(&a).clamp(1, BLOCK) as usize),
-            (None, None) => false,
-        };
-        self.unroll_small(stage, 8);
-    }
-
     /// What is left of the outputs goes to the grid; on a CPU not the last of scalars, which share their indices.
     fn spread(&mut self) {
         let scalar = self.caps.lanes == 1 && !self.s.axes.iter().any(|a| a.kind() == Kind::Vector);
@@ -324,6 +285,24 @@ impl<'g> Proposal<'g, '_> {
 /// Does the axis divide into the rows of tiles?
 fn by_tiles(a: &Axis) -> bool {
     a.extent().is_some_and(|e| e % 16 == 0)
+}
+
+/// Loads that a sum adds up.
+fn summed<'g>(store: Ex<'g>) -> Vec<Ex<'g>> {
+    let reduced = reductions(store);
+    let adds = |e: &Ex<'g>| e.op() == Op::Load && reduced.iter().any(|r| reads(e.arg(1), *r));
+    topo(&[store]).into_iter().filter(adds).collect()
+}
+
+/// Do elements along the axis read some of the same and some of their own?
+fn shared(loads: &[Ex], axis: &Axis) -> bool {
+    let own = loads.iter().filter(|l| reads(l.arg(1), axis.range)).count();
+    0 < own && own < loads.len()
+}
+
+/// The largest divisor of n that is at most `most`.
+fn divisor(n: i64, most: i64) -> i64 {
+    (1..=most.min(n)).rev().find(|d| n % d == 0).unwrap_or(1)
 }
 
 fn reads(e: Ex, range: Ex) -> bool {

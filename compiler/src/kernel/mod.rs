@@ -16,7 +16,7 @@ use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
 use crate::scalar::{Binary, Fold};
 use crate::schedule::{Kernel, Stage, length};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 /// What to do with an axis. `n` is the size of the inner part; 0 means the whole axis.
@@ -233,7 +233,10 @@ impl<'g> Scheduled<'g> {
             Action::Lane if !(n as u64).is_power_of_two() || n > caps.lanes as i64 => {
                 refuse!("{opt}: {} threads exchange registers", caps.lanes)
             }
-            Action::Lane => self.split(opt.axis as usize, n, Kind::Lane, false),
+            Action::Lane => match self.lane_beside(axis, n) {
+                Some(lane) => self.split_by(opt.axis as usize, lane),
+                None => self.split(opt.axis as usize, n, Kind::Lane, false),
+            },
             Action::Group => self.split(opt.axis as usize, n, Kind::Group, false),
             Action::GroupTop => self.split(opt.axis as usize, n, Kind::Group, true),
             Action::Upcast if reduce || n > 16 => refuse!("{opt}: wants an output axis and at most 16"),
@@ -302,8 +305,31 @@ impl<'g> Scheduled<'g> {
 
     /// Threads that a stage uses.
     pub fn threads(&self, s: usize) -> i64 {
-        let over = |a: &Axis| matches!(a.kind(), Kind::Local | Kind::Lane | Kind::Group);
-        self.of_stage(s).filter(|(_, a)| over(a)).map(|(_, a)| a.extent().unwrap_or(1)).product()
+        self.thread_axes(s).iter().map(|a| a.extent().unwrap_or(1)).product()
+    }
+
+    /// Axes of a stage that are spread over threads, each once, the fastest first: lanes must be neighbours.
+    pub fn thread_axes(&self, s: usize) -> Vec<Axis<'g>> {
+        let of = |k: Kind| self.of_stage(s).map(|(_, a)| *a).filter(move |a| a.kind() == k).collect::<Vec<_>>();
+        let mut axes = of(Kind::Lane);
+        axes.extend(of(Kind::Local).into_iter().rev());
+        axes.extend(of(Kind::Group));
+        let mut seen = HashSet::new();
+        axes.retain(|a| seen.insert(a.range.id));
+        axes
+    }
+
+    /// Lanes that folds of the same stage share already, none of them inside one over `axis` nor around it.
+    fn lane_beside(&self, axis: Axis<'g>, n: i64) -> Option<Ex<'g>> {
+        let stores = self.kernel.stores();
+        let own = consumers(&stores, axis.range);
+        let beside = |lane: &Ex<'g>| {
+            let others = consumers(&stores, *lane);
+            let nested = |a: &Ex<'g>, b: &Ex<'g>| topo(&[*a]).contains(b);
+            !own.iter().any(|a| others.iter().any(|b| nested(a, b) || nested(b, a)))
+        };
+        let lanes = self.axes.iter().filter(|a| a.kind() == Kind::Lane && overlap(a.role, axis.role));
+        lanes.filter(|a| a.extent() == Some(n)).map(|a| a.range).find(beside)
     }
 
     fn retag(&mut self, axis: usize, kind: Kind) {
@@ -315,14 +341,32 @@ impl<'g> Scheduled<'g> {
 
     /// `r` becomes `outer·n + inner`, or `inner·size + outer` when the split takes the top.
     fn split(&mut self, axis: usize, n: i64, kind: Kind, top: bool) {
-        let g = self.kernel.g;
         let old = self.axes[axis];
         if old.extent() == Some(n) {
             return self.retag(axis, kind);
         }
+        let inner = self.split_at(axis, None, n, kind, top);
+        self.axes.push(Axis { range: inner, role: old.role });
+    }
+
+    /// As [`Scheduled::split`], the inner part being a range that other folds have already.
+    fn split_by(&mut self, axis: usize, inner: Ex<'g>) {
+        let old = self.axes[axis].range;
+        if old.arg(0) == inner.arg(0) {
+            self.replace(old, inner, &[inner], None);
+            self.axes[axis].range = inner;
+        } else {
+            let n = inner.arg(0).as_int().expect("inner parts are constant");
+            self.split_at(axis, Some(inner), n, Kind::Lane, false);
+        }
+    }
+
+    /// The inner part is `inner` or a new range.
+    fn split_at(&mut self, axis: usize, inner: Option<Ex<'g>>, n: i64, kind: Kind, top: bool) -> Ex<'g> {
+        let (g, old) = (self.kernel.g, self.axes[axis]);
         let extent = old.range.arg(0);
         let outer = g.new_range(simplify1((extent + (n - 1)) / n), Kind::Serial);
-        let inner = g.new_range(g.int(n), kind);
+        let inner = inner.unwrap_or_else(|| g.new_range(g.int(n), kind));
         let index = if top { inner * outer.arg(0) + outer } else { outer * n + inner };
         let guard = match old.extent() {
             Some(e) if e % n == 0 => None,
@@ -332,7 +376,7 @@ impl<'g> Scheduled<'g> {
         let order = if top { [inner, outer] } else { [outer, inner] };
         self.replace(old.range, index, &order, guard);
         self.axes[axis].range = outer;
-        self.axes.push(Axis { range: inner, role: old.role });
+        inner
     }
 
     /// Puts `index` for `old` everywhere; folds over `old` go over `ranges` instead. Where `guard` is false there is

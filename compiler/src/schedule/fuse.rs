@@ -300,6 +300,8 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
     let mut temps = vec![];
     let mut kernels = vec![];
     for (k, group) in groups.iter().enumerate() {
+        let copies = copies(items, group, &outside);
+        let group = &Group { members: without(&group.members, &copies), ..*group };
         let first = &items[group.members[0]];
         let rows: Vec<Ex> = first.axes[..group.rows].to_vec();
         let mut local_bytes = 0;
@@ -308,22 +310,27 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
             let t = items[m].tensor;
             let inner = product(g, &t.dims()[group.rows.min(t.dims().len())..]);
             let bytes = inner.bounds().1.saturating_mul(t.dtype().bytes() as i64);
+            let copy = copies.get(&t.id).map(|&c| items[c].tensor);
             let mem = if t.op() == Op::Assign {
                 assigned(t)
-            } else if outside.contains(&t.id) || local_bytes + bytes > LOCAL_BYTES || inner.as_int().is_none()
+            } else if [Some(t), copy].into_iter().flatten().any(|t| outside.contains(&t.id))
+                || local_bytes + bytes > LOCAL_BYTES
+                || inner.as_int().is_none()
             {
-                let name = format!("{}{k}_{n}", if asked.contains(&t.id) { "out" } else { "t" });
+                let own = asked.contains(&copy.unwrap_or(t).id);
+                let name = format!("{}{k}_{n}", if own { "out" } else { "t" });
                 let b = g.new_buffer(&name, t.dtype(), &t.dims());
-                if !asked.contains(&t.id) {
+                if !own {
                     temps.push(b);
                 }
                 b
             } else {
                 local_bytes += bytes;
-                locals.insert(t.id);
+                locals.extend([t, copy.unwrap_or(t)].map(|t| t.id));
                 g.make(Op::Local(n as u32), t.dtype(), &[inner])
             };
             memory.insert(t.id, mem);
+            memory.extend(copy.map(|c| (c.id, mem)));
         }
         let index = |t: Ex<'g>, idx: &[Ex<'g>]| match locals.contains(&t.id) {
             true => flatten(g, &t.dims()[group.rows..], &idx[group.rows..]),
@@ -367,6 +374,30 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
     }
     let outputs = roots.iter().map(|r| memory.get(&r.id).copied().unwrap_or_else(|| buffer_of(*r))).collect();
     Program { kernels, outputs, temps }
+}
+
+/// Members that only copy another, by what they copy: both can lie in the same memory.
+fn copies(items: &[Item], group: &Group, outside: &HashSet<Id>) -> HashMap<Id, usize> {
+    let mut found = HashMap::new();
+    for &m in &group.members {
+        let Op::At(of) = items[m].body.op() else { continue };
+        let (t, idx, gate) = at_parts(items[m].body);
+        let own = group.members.iter().any(|&o| items[o].tensor == t && items[o].place.is_none());
+        let (dims, g) = (items[m].tensor.dims(), t.g);
+        let same = flatten(g, &t.dims(), &idx) == flatten(g, &dims, &items[m].axes);
+        let whole = same && product(g, &t.dims()) == product(g, &dims) && gate.is_none();
+        if own && whole && items[m].place.is_none() && !outside.contains(&of) {
+            found.entry(of).or_insert(m);
+        }
+    }
+    // A copy of a copy stays.
+    let copied: HashSet<Id> = found.values().map(|&m| items[m].tensor.id).collect();
+    found.retain(|of, _| !copied.contains(of));
+    found
+}
+
+fn without(members: &[usize], copies: &HashMap<Id, usize>) -> Vec<usize> {
+    members.iter().copied().filter(|m| !copies.values().any(|c| c == m)).collect()
 }
 
 /// The buffer that an assignment writes.

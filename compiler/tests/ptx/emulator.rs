@@ -173,6 +173,8 @@ impl Machine<'_> {
         let ty = ins.op.last().unwrap().as_str();
         let op: Vec<&str> = ins.op.iter().map(String::as_str).collect();
         match (op[0], &ins.args[..]) {
+            // Kernels run one after the other here.
+            ("griddepcontrol", []) => {}
             ("ld", [Operand::Reg(d), Operand::Name(name)]) => {
                 t.regs[*d] = match name.strip_prefix('p') {
                     Some(i) => buffer_address(i.parse().unwrap()),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The oldest driver interface that has every function used here, as CUDA numbers versions.
-const DRIVER: i32 = 12000;
+const DRIVER: i32 = 12030;
 
 fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<(), Error> {
     match result {
@@ -234,6 +234,8 @@ pub struct Kernel {
     threads: u32,
     /// Bytes of dynamic shared memory.
     shared: u32,
+    /// Whether its code waits for the kernel before it.
+    waits: bool,
 }
 
 // SAFETY: as for `Context`.
@@ -249,6 +251,7 @@ impl Kernel {
         ptx: String,
         threads: u32,
         shared: usize,
+        waits: bool,
     ) -> Result<Kernel, Error> {
         use sys::CUjit_option::{CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
         let refused = |why: String| Error::Code { program: name.into(), why };
@@ -275,7 +278,7 @@ impl Kernel {
         }
         let context = context.clone();
         let mut kernel =
-            Kernel { context, module, function, name: name.into(), threads, shared: shared as u32 };
+            Kernel { context, module, function, name: name.into(), threads, shared: shared as u32, waits };
         // SAFETY: the module is loaded, the name terminated, and the function goes to a live local.
         let result = unsafe { sys::cuModuleGetFunction(&mut function, module, entry.as_ptr()) };
         check(result, || format!("finding the entry {name}"))?;
@@ -332,6 +335,15 @@ impl Call<'_> {
     }
 }
 
+/// From a kernel to the next: the next may start when all blocks of this one have said so, and waits by itself for what
+/// it reads. Kernels that say nothing are waited for.
+const OVERLAP: sys::CUgraphEdgeData = sys::CUgraphEdgeData {
+    from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
+    to_port: 0,
+    type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+    reserved: [0; 5],
+};
+
 /// A chain of kernels that one call starts.
 pub struct Graph {
     context: Arc<Context>,
@@ -344,14 +356,17 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Each call runs after the one before it.
+    /// Each call runs after the one before it; kernels that know how to wait are started while that one ends.
     ///
     /// # Safety
     /// Whenever the graph is launched, the kernels may do what they do with their `args`, which fit their parameters
     /// and stay allocated until they are done.
     pub unsafe fn new(context: &Arc<Context>, calls: &[Call]) -> Result<Graph, Error> {
         let mut g = Graph::empty(context)?;
-        calls.iter().try_for_each(|call| g.add_kernel(call))?;
+        for call in calls {
+            let before = g.nodes.last().copied();
+            g.add_kernel(call, before.is_some() && call.kernel.waits)?;
+        }
         g.instantiate()?;
         Ok(g)
     }
@@ -365,7 +380,7 @@ impl Graph {
         let mut events = vec![g.add_event()?];
         for call in calls {
             if call.grid > 0 {
-                g.add_kernel(call)?;
+                g.add_kernel(call, false)?;
             }
             events.push(g.add_event()?);
         }
@@ -381,14 +396,21 @@ impl Graph {
         Ok(g)
     }
 
-    fn add_kernel(&mut self, call: &Call) -> Result<(), Error> {
+    fn add_kernel(&mut self, call: &Call, overlaps: bool) -> Result<(), Error> {
         let mut node = null_mut();
         let (graph, (before, count)) = (self.graph, self.last());
+        let what = || format!("adding {} to a graph", call.kernel.name);
+        let waited = if overlaps { 0 } else { count };
         // SAFETY: `before` points to `count` nodes of this graph, and the parameters are copied.
         let result = call.with_params(|params| unsafe {
-            sys::cuGraphAddKernelNode_v2(&mut node, graph, before, count, params)
+            sys::cuGraphAddKernelNode_v2(&mut node, graph, before, waited, params)
         });
-        check(result, || format!("adding {} to a graph", call.kernel.name))?;
+        check(result, what)?;
+        if overlaps {
+            // SAFETY: as above; both are kernels, and the later one waits by itself.
+            let result = unsafe { sys::cuGraphAddDependencies_v2(graph, before, &node, &OVERLAP, count) };
+            check(result, what)?;
+        }
         self.nodes.push(node);
         Ok(())
     }

@@ -164,7 +164,8 @@ impl Device for CudaDevice {
             let why = "an NVIDIA GPU runs PTX, not machine code".into();
             return Err(Error::Code { program: linear.name, why });
         };
-        let kernel = Kernel::load(&self.context, &linear.name, ptx, linear.threads, dynamic_shared(&linear))?;
+        let (shared, waits) = (dynamic_shared(&linear), self.target.overlaps());
+        let kernel = Kernel::load(&self.context, &linear.name, ptx, linear.threads, shared, waits)?;
         Ok(Program::new(linear, kernel))
     }
 

@@ -40,6 +40,11 @@ impl Ptx {
         assert!(sm >= 80, "sm_{sm} lacks what the code generator uses; sm_80 is the oldest");
         Ptx { sm, name: format!("ptx-sm{sm}") }
     }
+
+    /// Do kernels wait by themselves for the one before them, which lets them start while it still runs?
+    pub fn overlaps(&self) -> bool {
+        self.sm >= 90
+    }
 }
 
 impl Target for Ptx {
@@ -67,6 +72,12 @@ impl Target for Ptx {
     fn emit(&self, program: &Linear) -> Code {
         let mut e = Emitter::new(program);
         e.prologue();
+        if self.overlaps() {
+            // The next kernel may start as soon as the one before this one has ended, not earlier: what that one reads
+            // would be cached under the next, which was started before this one overwrites it.
+            e.asm.line("griddepcontrol.wait");
+            e.asm.line("griddepcontrol.launch_dependents");
+        }
         for (at, inst) in program.code.iter().enumerate() {
             e.inst(at, inst);
         }

@@ -46,6 +46,8 @@ fn q4_0_matrix_vector() {
         cvta.to.global.u64 %rd10, %rd9;
         ld.param.u64 %rd11, [p5];
         cvta.to.global.u64 %rd12, %rd11;
+        griddepcontrol.wait;
+        griddepcontrol.launch_dependents;
         mov.u32 %r1, %ctaid.x;
         mov.u32 %r2, %tid.x;
         mul.lo.s32 %r3, %r1, 4;

@@ -1,0 +1,200 @@
+//! Schedules for a GPU.
+//!
+//! In: a stage of a kernel. Out: options that give it threads whose neighbours read neighbouring memory, and enough loads
+//! on their way at a time. Sums of what lies side by side are shared by the lanes of a warp; where instead the outputs
+//! lie side by side, each thread has an output of its own and the sum is cut into pieces that meet in local memory.
+
+use super::{Proposal, divisor, reads, shared, summed};
+use crate::graph::{Ex, Id, Op, topo};
+use crate::kernel::{Action, Axis};
+use crate::rules::sum::affine;
+use std::collections::HashSet;
+
+/// Threads of a block where blocks are many.
+const BLOCK: i64 = 128;
+
+/// The same where a kernel has several stages, which meet often.
+const STAGED: i64 = 256;
+
+/// The same where only a few blocks have all of the work.
+const LARGEST: i64 = 1024;
+
+/// Rows from which on the machine is full with half as many threads.
+const MANY_ROWS: i64 = 8192;
+
+/// Rounds of a sum that are worth sharing.
+const ROUNDS: i64 = 8;
+
+impl<'g> Proposal<'g, '_> {
+    pub(super) fn gpu_stage(&mut self, stage: usize) {
+        let store = self.s.kernel.stages[stage].store;
+        let bytes: Vec<(usize, Ex)> = self.byte_axes(stage);
+        for (k, _) in &bytes {
+            self.put(Action::Dot4, *k, 0);
+            self.put(Action::Unroll, *k, 0);
+        }
+        self.unroll_small(stage, 2);
+        let block = self.block();
+        let sums = self.sums(stage);
+        if sums.is_empty() {
+            self.fill(stage, block);
+        } else if let Some((column, _)) = self.columns(stage, &sums).filter(|_| bytes.is_empty()) {
+            self.by_columns(stage, store, column, &sums, block);
+        } else {
+            self.by_lanes(stage, &sums, bytes.is_empty(), block);
+        }
+        self.unroll_small(stage, 8);
+    }
+
+    /// Threads of a block: many where only a few rows share the work of several stages.
+    fn block(&self) -> i64 {
+        let stages = self.s.kernel.stages.len();
+        if stages == 1 {
+            return BLOCK;
+        }
+        let rows: i64 = self.s.kernel.rows.iter().map(|r| work(*r)).product();
+        let wanted = |s: usize| {
+            let outs: i64 = self.s.kernel.stages[s].outs.iter().map(|r| work(*r)).product();
+            let lanes = self.sums(s).iter().map(|(_, a)| work(a.range)).max().unwrap_or(1);
+            outs.saturating_mul(lanes.min(self.caps.lanes as i64))
+        };
+        let most = (0..stages).map(wanted).max().unwrap_or(1).max(self.caps.lanes as i64);
+        let largest = if rows <= 32 { LARGEST } else { STAGED };
+        largest.min(1 << (63 - most.leading_zeros()))
+    }
+
+    /// For each sum of the stage that is in no other, its innermost axis that is worth sharing.
+    fn sums(&self, stage: usize) -> Vec<(usize, Axis<'g>)> {
+        let store = self.s.kernel.stages[stage].store;
+        let all = self.reduces(stage);
+        let mut below: HashSet<Id> = HashSet::new();
+        let mut found: Vec<(usize, Axis<'g>)> = vec![];
+        for e in topo(&[store]).into_iter().rev() {
+            if !matches!(e.op(), Op::Fold(..)) || below.contains(&e.id) {
+                continue;
+            }
+            let inside = topo(&[e]);
+            below.extend(inside.iter().filter(|i| matches!(i.op(), Op::Fold(..))).map(|i| i.id));
+            let own = |(_, a): &&(usize, Axis<'g>)| work(a.range) >= ROUNDS && inside.contains(&a.range);
+            if let Some(axis) = all.iter().rfind(own).filter(|a| found.iter().all(|f| f.0 != a.0)) {
+                found.push(*axis);
+            }
+        }
+        found
+    }
+
+    /// An output axis along which memory is read in a row, where along the sum it is not.
+    fn columns(&self, stage: usize, sums: &[(usize, Axis<'g>)]) -> Option<(usize, Axis<'g>)> {
+        let [(_, k)] = sums else { return None };
+        let loads = summed(self.s.kernel.stages[stage].store);
+        let apart = |l: &&Ex<'g>| reads(l.arg(1), k.range) && step(**l, k.range) != Some(1);
+        let far: Vec<Ex> = loads.iter().filter(apart).copied().collect();
+        let along = |a: &Axis<'g>| far.iter().any(|l| step(*l, a.range) == Some(1));
+        self.outs(stage).into_iter().rfind(|(_, a)| work(a.range) >= ROUNDS && along(a))
+    }
+
+    fn by_columns(
+        &mut self,
+        stage: usize,
+        store: Ex<'g>,
+        column: usize,
+        sums: &[(usize, Axis<'g>)],
+        block: i64,
+    ) {
+        let (lanes, k) = (self.caps.lanes as i64, sums[0]);
+        self.put(Action::Local, column, work(self.s.axes[column].range).min(lanes) as usize);
+        let pieces = LARGEST.max(block) / lanes;
+        self.put(Action::Group, k.0, pieces.min(work(k.1.range)) as usize);
+        let loads = summed(store);
+        let heads =
+            self.outs(stage).into_iter().find(|(i, a)| *i != column && shared(&loads, a) && a.extent() > Some(1));
+        if let Some((i, a)) = heads {
+            self.put(Action::Upcast, i, divisor(a.extent().unwrap_or(1), 5) as usize);
+        }
+    }
+
+    fn by_lanes(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], floats: bool, block: i64) {
+        let single = self.s.kernel.stages.len() == 1;
+        let store = self.s.kernel.stages[stage].store;
+        let lanes = self.caps.lanes as i64;
+        if floats {
+            // Four floats are one load.
+            for (k, a) in sums {
+                if let Some(side) = a.extent().and_then(|e| [4, 2].into_iter().find(|s| e % (s * lanes) == 0)) {
+                    self.put(Action::Unroll, *k, side as usize);
+                }
+            }
+        }
+        let even = |e: i64| (3..=5).rev().map(|p| 1 << p).find(|n| e % n == 0 && *n <= lanes);
+        let own = |(k, _): &(usize, Axis<'g>)| {
+            let e = work(self.s.axes[*k].range);
+            even(e).unwrap_or(lanes.min(1 << e.max(1).ilog2()))
+        };
+        let n = sums.iter().map(own).min().unwrap_or(1);
+        for (k, _) in sums {
+            self.put(Action::Lane, *k, n as usize);
+        }
+        if single {
+            self.register_tile(stage, store, floats);
+        }
+        let left = self.fill(stage, (block / n).max(1));
+        if left > 1
+            && let [(k, _)] = sums
+        {
+            let rounds = work(self.s.axes[*k].range);
+            self.put(Action::Group, *k, left.min(rounds).max(1) as usize);
+        }
+        for (k, _) in sums {
+            let rounds = work(self.s.axes[*k].range);
+            self.put(Action::Unroll, *k, if rounds <= 8 { 0 } else { 4 });
+        }
+    }
+
+    /// Outputs that read some of the same: a few tokens or heads, and a few rows where there are more than enough.
+    fn register_tile(&mut self, stage: usize, store: Ex<'g>, floats: bool) {
+        let loads = summed(store);
+        let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| shared(&loads, a)).collect();
+        let Some((row, r)) = outs.last().copied() else { return };
+        let tokens = outs.iter().rev().skip(1).find(|(_, a)| a.extent() > Some(1)).copied();
+        let tile = match tokens {
+            Some((m, a)) => {
+                let n = divisor(a.extent().unwrap_or(1), if floats { 5 } else { 8 });
+                self.put(Action::Upcast, m, n as usize);
+                n
+            }
+            None => 1,
+        };
+        let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        let rows = match tile {
+            1 if all >= MANY_ROWS => 2,
+            2.. if floats => 4,
+            _ => 1,
+        };
+        if rows > 1 && r.extent().is_none_or(|e| e % rows == 0) {
+            self.put(Action::Upcast, row, rows as usize);
+        }
+    }
+
+    /// Spreads outputs over threads, the innermost first; what is left of the threads.
+    fn fill(&mut self, stage: usize, threads: i64) -> i64 {
+        let mut left = threads;
+        for (i, a) in self.outs(stage).into_iter().rev() {
+            let even = a.extent().map_or(1, |e| divisor(e, left));
+            let n = if 2 * even > left.min(work(a.range)) { even } else { left.min(work(a.range)) };
+            if n > 1 && self.put(Action::Local, i, n as usize) {
+                left /= n;
+            }
+        }
+        left
+    }
+}
+
+/// Most rounds of a range.
+fn work(range: Ex) -> i64 {
+    range.arg(0).bounds().1
+}
+
+/// How far apart in memory neighbours along the range are.
+fn step(load: Ex, range: Ex) -> Option<i64> {
+    affine(load.arg(1), &[range]).map(|(_, s)| s[0])
+}
