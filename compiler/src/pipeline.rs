@@ -17,12 +17,26 @@ use crate::tensor::Tensor;
 use crate::text;
 use std::fmt;
 
-/// Tensor expressions to kernels.
+/// Element operations that one processor may do alone between two meetings of all: a router of 64 experts over 2048
+/// inputs has 2^17. The many processors of a GPU are slow by themselves.
+const ROW_WORK: i64 = 1 << 18;
+const GPU_ROW_WORK: i64 = 1 << 16;
+
+/// Tensor expressions to kernels for a CPU.
 pub fn schedule<'g>(g: &'g Graph, outputs: &[Tensor<'g>]) -> Program<'g> {
+    schedule_by(g, outputs, ROW_WORK)
+}
+
+/// Tensor expressions to kernels for a target.
+pub fn schedule_for<'g>(g: &'g Graph, outputs: &[Tensor<'g>], caps: &Caps) -> Program<'g> {
+    schedule_by(g, outputs, if caps.lanes > 1 { GPU_ROW_WORK } else { ROW_WORK })
+}
+
+fn schedule_by<'g>(g: &'g Graph, outputs: &[Tensor<'g>], row_work: i64) -> Program<'g> {
     if cfg!(debug_assertions) {
         spec::tensor::verify(&outputs.iter().map(|t| t.0).collect::<Vec<_>>());
     }
-    let program = schedule::program(g, outputs);
+    let program = schedule::program(g, outputs, row_work);
     if cfg!(debug_assertions) {
         program.kernels.iter().for_each(spec::kernel::verify);
     }

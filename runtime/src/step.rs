@@ -119,7 +119,7 @@ impl Module {
         library: &mut Library,
         choose: &mut dyn Choose,
     ) -> Result<Module, Error> {
-        let program = pipeline::schedule(g, outputs);
+        let program = pipeline::schedule_for(g, outputs, &device.target().caps());
         let arena = schedule::plan_memory(&program);
         let temps = program.temps.iter().filter_map(|t| {
             let at = arena.offsets.get(&t.id)?;

@@ -421,12 +421,13 @@ impl<'g> Linearizer<'g> {
                 together.push(f);
             }
         }
+        let kind = |f: &Ex<'g>| match f.op() {
+            Op::Fold(fold, _) => fold,
+            _ => unreachable!("collected as folds"),
+        };
         let init: Vec<Reg> = together
             .iter()
-            .map(|f| {
-                let Op::Fold(fold, _) = f.op() else { unreachable!("collected as folds") };
-                self.op(f.dtype(), linear::Op::Const(fold.identity(f.dtype().scalar)), &[])
-            })
+            .map(|f| self.op(f.dtype(), linear::Op::Const(kind(f).identity(f.dtype().scalar)), &[]))
             .collect();
         let mut acc = init;
         for r in &loops {
@@ -441,13 +442,22 @@ impl<'g> Linearizer<'g> {
         for _ in &loops {
             acc = self.close(acc);
         }
-        for (f, mut a) in together.into_iter().zip(acc) {
-            let Op::Fold(fold, _) = f.op() else { unreachable!("collected as folds") };
-            for r in self.split_ranges(f).1 {
-                a = self.across_threads(fold, a, r);
-            }
-            self.scopes.last_mut().expect("the root scope stays open").values.insert(f.id, a);
+        let mut shared: Vec<Ex> = vec![];
+        for f in &together {
+            shared.extend(self.split_ranges(*f).1.into_iter().filter(|r| !shared.contains(r)).collect::<Vec<_>>());
         }
+        // Registers before memory: fewer threads meet there.
+        shared.sort_by_key(|r| !matches!(r.op(), Op::Range(_, Kind::Lane)));
+        for r in shared {
+            let over: Vec<usize> =
+                (0..together.len()).filter(|&i| self.split_ranges(together[i]).1.contains(&r)).collect();
+            let parts: Vec<(Fold, Reg)> = over.iter().map(|&i| (kind(&together[i]), acc[i])).collect();
+            for (i, sum) in over.into_iter().zip(self.across_threads(&parts, r)) {
+                acc[i] = sum;
+            }
+        }
+        let values = together.into_iter().map(|f| f.id).zip(acc);
+        self.scopes.last_mut().expect("the root scope stays open").values.extend(values);
     }
 
     /// Are all ranges that the fold depends on open or given?
@@ -477,43 +487,53 @@ impl<'g> Linearizer<'g> {
     }
 
     /// Folds over the threads of one range; every thread gets the result.
-    fn across_threads(&mut self, fold: Fold, acc: Reg, range: Ex<'g>) -> Reg {
-        let t = self.out.dtype(acc);
+    fn across_threads(&mut self, parts: &[(Fold, Reg)], range: Ex<'g>) -> Vec<Reg> {
         let size = |a: &Axis| a.extent().expect("thread axes are constant");
         let at = self.threads.iter().position(|a| a.range == range).expect("a thread range of this stage");
         let n = size(&self.threads[at]);
         let stride: i64 = self.threads[..at].iter().map(size).product();
         if self.threads[at].kind() == Kind::Lane && stride == 1 {
-            let dst = self.out.reg(t);
-            self.push(Inst::LaneReduce { dst, fold, src: acc, width: n as u32 });
-            return dst;
+            let reduce = |&(fold, src): &(Fold, Reg)| {
+                let dst = self.out.reg(self.out.dtype(src));
+                self.push(Inst::LaneReduce { dst, fold, src, width: n as u32 });
+                dst
+            };
+            return parts.iter().map(reduce).collect();
         }
-        let mem = Mem::Local(self.out.locals.len() as u32);
         // Threads that this stage has no work for do as others do, in a group that may lack members.
         let used: i64 = self.threads.iter().map(size).product();
-        let len = (self.out.threads as usize).next_multiple_of(used as usize) * t.lanes as usize;
-        self.out.locals.push(Local { dtype: t.with_lanes(1), len });
-        let lanes = self.int(t.lanes as i64);
+        let threads = (self.out.threads as usize).next_multiple_of(used as usize);
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
-        let own = self.binary(Binary::Mul, tid, lanes);
-        self.push(Inst::Store { mem, index: own, offset: 0, value: acc, gate: None });
+        let mut met = vec![];
+        for &(fold, acc) in parts {
+            let (t, mem) = (self.out.dtype(acc), Mem::Local(self.out.locals.len() as u32));
+            self.out.locals.push(Local { dtype: t.with_lanes(1), len: threads * t.lanes as usize });
+            let lanes = self.int(t.lanes as i64);
+            let own = self.binary(Binary::Mul, tid, lanes);
+            self.push(Inst::Store { mem, index: own, offset: 0, value: acc, gate: None });
+            met.push((fold, t, mem, own));
+        }
         self.push(Inst::Barrier);
         // The first thread of the group: this one's number less its own place along the range.
         let place = self.value(range);
-        let step = self.int(stride * t.lanes as i64);
-        let back = self.binary(Binary::Mul, place, step);
-        let first = self.binary(Binary::Sub, own, back);
-        let mut sum = None;
-        for i in 0..n {
-            let dst = self.out.reg(t);
-            let offset = i * stride * t.lanes as i64;
-            self.push(Inst::Load { dst, mem, index: first, offset, gate: None });
-            sum = Some(sum.map_or(dst, |s| self.binary(fold.binary(), s, dst)));
+        let mut sums = vec![];
+        for (fold, t, mem, own) in met {
+            let step = self.int(stride * t.lanes as i64);
+            let back = self.binary(Binary::Mul, place, step);
+            let first = self.binary(Binary::Sub, own, back);
+            let mut sum = None;
+            for i in 0..n {
+                let dst = self.out.reg(t);
+                let offset = i * stride * t.lanes as i64;
+                self.push(Inst::Load { dst, mem, index: first, offset, gate: None });
+                sum = Some(sum.map_or(dst, |s| self.binary(fold.binary(), s, dst)));
+            }
+            sums.push(sum.expect("a group has threads"));
         }
         if self.scopes.len() > 1 {
             self.push(Inst::Barrier);
         }
-        sum.expect("a group has threads")
+        sums
     }
 }
 

@@ -233,11 +233,8 @@ impl<'g> Scheduled<'g> {
             Action::Lane if !(n as u64).is_power_of_two() || n > caps.lanes as i64 => {
                 refuse!("{opt}: {} threads exchange registers", caps.lanes)
             }
-            Action::Lane => match self.lane_beside(axis, n) {
-                Some(lane) => self.split_by(opt.axis as usize, lane),
-                None => self.split(opt.axis as usize, n, Kind::Lane, false),
-            },
-            Action::Group => self.split(opt.axis as usize, n, Kind::Group, false),
+            Action::Lane => self.split_shared(opt.axis as usize, n, Kind::Lane),
+            Action::Group => self.split_shared(opt.axis as usize, n, Kind::Group),
             Action::GroupTop => self.split(opt.axis as usize, n, Kind::Group, true),
             Action::Upcast if reduce || n > 16 => refuse!("{opt}: wants an output axis and at most 16"),
             Action::Upcast => self.split(opt.axis as usize, n, Kind::Upcast, false),
@@ -312,24 +309,27 @@ impl<'g> Scheduled<'g> {
     pub fn thread_axes(&self, s: usize) -> Vec<Axis<'g>> {
         let of = |k: Kind| self.of_stage(s).map(|(_, a)| *a).filter(move |a| a.kind() == k).collect::<Vec<_>>();
         let mut axes = of(Kind::Lane);
-        axes.extend(of(Kind::Local).into_iter().rev());
+        let nest: Vec<Ex> = self.kernel.rows.iter().chain(&self.kernel.stages[s].outs).copied().collect();
+        let mut outs = of(Kind::Local);
+        outs.sort_by_key(|a| std::cmp::Reverse(position(&nest, a.range)));
+        axes.extend(outs);
         axes.extend(of(Kind::Group));
         let mut seen = HashSet::new();
         axes.retain(|a| seen.insert(a.range.id));
         axes
     }
 
-    /// Lanes that folds of the same stage share already, none of them inside one over `axis` nor around it.
-    fn lane_beside(&self, axis: Axis<'g>, n: i64) -> Option<Ex<'g>> {
+    /// Threads that folds of the same stage share already, none of them inside one over `axis` nor around it.
+    fn beside(&self, axis: Axis<'g>, n: i64, kind: Kind) -> Option<Ex<'g>> {
         let stores = self.kernel.stores();
         let own = consumers(&stores, axis.range);
-        let beside = |lane: &Ex<'g>| {
-            let others = consumers(&stores, *lane);
+        let beside = |shared: &Ex<'g>| {
+            let others = consumers(&stores, *shared);
             let nested = |a: &Ex<'g>, b: &Ex<'g>| topo(&[*a]).contains(b);
             !own.iter().any(|a| others.iter().any(|b| nested(a, b) || nested(b, a)))
         };
-        let lanes = self.axes.iter().filter(|a| a.kind() == Kind::Lane && overlap(a.role, axis.role));
-        lanes.filter(|a| a.extent() == Some(n)).map(|a| a.range).find(beside)
+        let shared = self.axes.iter().filter(|a| a.kind() == kind && overlap(a.role, axis.role));
+        shared.filter(|a| a.extent() == Some(n)).map(|a| a.range).find(beside)
     }
 
     fn retag(&mut self, axis: usize, kind: Kind) {
@@ -349,15 +349,18 @@ impl<'g> Scheduled<'g> {
         self.axes.push(Axis { range: inner, role: old.role });
     }
 
-    /// As [`Scheduled::split`], the inner part being a range that other folds have already.
-    fn split_by(&mut self, axis: usize, inner: Ex<'g>) {
-        let old = self.axes[axis].range;
-        if old.arg(0) == inner.arg(0) {
-            self.replace(old, inner, &[inner], None);
-            self.axes[axis].range = inner;
-        } else {
-            let n = inner.arg(0).as_int().expect("inner parts are constant");
-            self.split_at(axis, Some(inner), n, Kind::Lane, false);
+    /// As [`Scheduled::split`] for threads: folds side by side have the same ones.
+    fn split_shared(&mut self, axis: usize, n: i64, kind: Kind) {
+        let old = self.axes[axis];
+        match self.beside(old, n, kind) {
+            None => self.split(axis, n, kind, false),
+            Some(inner) if old.extent() == Some(n) => {
+                self.replace(old.range, inner, &[inner], None);
+                self.axes[axis].range = inner;
+            }
+            inner => {
+                self.split_at(axis, inner, n, kind, false);
+            }
         }
     }
 

@@ -20,18 +20,16 @@ use crate::shape::product;
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
-/// Most element operations in one row of a kernel of several stages; a router of 64 experts over 2048 inputs has 2^17.
-const ROW_WORK: i64 = 1 << 18;
-
 /// Most bytes of local memory of one kernel; larger intermediates stay in global memory.
 const LOCAL_BYTES: i64 = 24 << 10;
 
-pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>]) -> Program<'g> {
+/// `row_work`: most element operations in one row of a kernel of several stages.
+pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], row_work: i64) -> Program<'g> {
     let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
     let kept = keep(&roots);
     let order: Vec<Ex> = topo(&roots).into_iter().filter(|e| kept.contains(&e.id)).collect();
     let items = drop_unread(order.iter().map(|&t| Item::new(g, t, &kept)).collect(), &roots);
-    let groups = group(&items);
+    let groups = group(&items, row_work);
     emit(g, &roots, &items, groups)
 }
 
@@ -197,7 +195,7 @@ struct Group {
 }
 
 /// Which items share a kernel. Items come in dependence order.
-fn group(items: &[Item]) -> Vec<Group> {
+fn group(items: &[Item], row_work: i64) -> Vec<Group> {
     let number: HashMap<Id, usize> = items.iter().enumerate().map(|(i, m)| (m.tensor.id, i)).collect();
     let mut needs: Vec<HashSet<usize>> = vec![];
     let mut groups: Vec<Group> = vec![];
@@ -228,7 +226,7 @@ fn group(items: &[Item]) -> Vec<Group> {
                 rows = (0..rows.min(idx.len()).min(item.axes.len())).take_while(|&k| same(k)).count();
             }
             let work = group.members.iter().map(|&m| items[m].work(rows)).sum::<i64>() + item.work(rows);
-            (work <= ROW_WORK).then_some((g, rows))
+            (work <= row_work).then_some((g, rows))
         };
         let mut candidates: Vec<usize> = direct.iter().map(|&d| home[d]).collect();
         candidates.sort_unstable();

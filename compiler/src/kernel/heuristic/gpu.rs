@@ -5,8 +5,8 @@
 //! lie side by side, each thread has an output of its own and the sum is cut into pieces that meet in local memory.
 
 use super::{Proposal, divisor, reads, shared, summed};
-use crate::graph::{Ex, Id, Op, topo};
-use crate::kernel::{Action, Axis};
+use crate::graph::{Ex, Id, Kind, Op, topo};
+use crate::kernel::{Action, Axis, consumers};
 use crate::rules::sum::affine;
 use std::collections::HashSet;
 
@@ -21,6 +21,10 @@ const LARGEST: i64 = 1024;
 
 /// Rows from which on the machine is full with half as many threads.
 const MANY_ROWS: i64 = 8192;
+
+/// Threads that keep a large GPU's memory busy, and its processors.
+const FULL: i64 = 1 << 17;
+const PROCESSORS: i64 = 128;
 
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
@@ -103,13 +107,17 @@ impl<'g> Proposal<'g, '_> {
     ) {
         let (lanes, k) = (self.caps.lanes as i64, sums[0]);
         self.put(Action::Local, column, work(self.s.axes[column].range).min(lanes) as usize);
-        let pieces = LARGEST.max(block) / lanes;
+        let pieces = STAGED.max(block) * 2 / lanes;
         self.put(Action::Group, k.0, pieces.min(work(k.1.range)) as usize);
         let loads = summed(store);
-        let heads =
-            self.outs(stage).into_iter().find(|(i, a)| *i != column && shared(&loads, a) && a.extent() > Some(1));
+        let outs = self.outs(stage);
+        let heads = outs.iter().find(|(i, a)| *i != column && shared(&loads, a) && a.extent() > Some(1));
         if let Some((i, a)) = heads {
-            self.put(Action::Upcast, i, divisor(a.extent().unwrap_or(1), 5) as usize);
+            let blocks: i64 = outs.iter().map(|(_, a)| work(a.range)).product();
+            let few = |tile: &i64| blocks / tile >= PROCESSORS;
+            let heads = a.extent().unwrap_or(1);
+            let tile = (2..=5).rev().filter(|t| heads % t == 0).find(few);
+            self.put(Action::Upcast, *i, tile.unwrap_or(1) as usize);
         }
     }
 
@@ -130,19 +138,25 @@ impl<'g> Proposal<'g, '_> {
             let e = work(self.s.axes[*k].range);
             even(e).unwrap_or(lanes.min(1 << e.max(1).ilog2()))
         };
-        let n = sums.iter().map(own).min().unwrap_or(1);
-        for (k, _) in sums {
-            self.put(Action::Lane, *k, n as usize);
-        }
+        let mut n = sums.iter().map(own).min().unwrap_or(1);
         if single {
             self.register_tile(stage, store, floats);
         }
-        let left = self.fill(stage, (block / n).max(1));
-        if left > 1
-            && let [(k, _)] = sums
-        {
-            let rounds = work(self.s.axes[*k].range);
-            self.put(Action::Group, *k, left.min(rounds).max(1) as usize);
+        let rows: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        while !single && n > 4 && rows * n > block {
+            n /= 2;
+        }
+        for (k, _) in sums {
+            self.put(Action::Lane, *k, n as usize);
+        }
+        // Rows that cannot fill the machine with their lanes alone have several groups of them.
+        let groups = match single {
+            true => self.group(stage, sums, (FULL / (rows * n).max(1)).clamp(1, 8)),
+            false => 1,
+        };
+        let left = self.fill(stage, (block / (n * groups)).max(1));
+        if left > 1 && !single {
+            self.group(stage, sums, left);
         }
         for (k, _) in sums {
             let rounds = work(self.s.axes[*k].range);
@@ -150,12 +164,38 @@ impl<'g> Proposal<'g, '_> {
         }
     }
 
+    /// Cuts every sum into at most so many pieces, outside where sums are nested; gives their number.
+    fn group(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], most: i64) -> i64 {
+        let all = self.reduces(stage);
+        let stores = self.s.kernel.stores();
+        let around = |k: usize| {
+            let own = consumers(&stores, self.s.axes[k].range);
+            let holds = |(_, a): &&(usize, Axis<'g>)| {
+                let outer = consumers(&stores, a.range);
+                outer.iter().any(|o| own.iter().all(|f| o != f && reads(*o, *f)))
+            };
+            all.iter().find(holds).map_or(k, |(i, _)| *i)
+        };
+        let axes: Vec<usize> = sums.iter().map(|(k, _)| around(*k)).collect();
+        let rounds = axes.iter().map(|k| work(self.s.axes[*k].range)).min().unwrap_or(1);
+        let n = 1 << most.min(rounds).max(1).ilog2();
+        if n == 1 || axes.iter().any(|k| !self.s.axes.get(*k).is_some_and(|a| a.kind() == Kind::Serial)) {
+            return 1;
+        }
+        axes.into_iter().for_each(|k| {
+            self.put(Action::Group, k, n as usize);
+        });
+        n
+    }
+
     /// Outputs that read some of the same: a few tokens or heads, and a few rows where there are more than enough.
     fn register_tile(&mut self, stage: usize, store: Ex<'g>, floats: bool) {
         let loads = summed(store);
         let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| shared(&loads, a)).collect();
         let Some((row, r)) = outs.last().copied() else { return };
-        let tokens = outs.iter().rev().skip(1).find(|(_, a)| a.extent() > Some(1)).copied();
+        let weights: Vec<Ex> = self.byte_axes(stage).into_iter().map(|(_, w)| w).collect();
+        let own = |a: &Axis<'g>| weights.iter().any(|w| reads(*w, a.range));
+        let tokens = outs.iter().rev().skip(1).find(|(_, a)| a.extent() > Some(1) && !own(a)).copied();
         let tile = match tokens {
             Some((m, a)) => {
                 let n = divisor(a.extent().unwrap_or(1), if floats { 5 } else { 8 });
