@@ -11,32 +11,34 @@ use crate::rewrite::{Rule, rewrite};
 use crate::rules::float::FUSE_FMA;
 use crate::rules::transcendental::{EXPONENTIALS, SINE};
 use crate::rules::{REDUCE, SIMPLIFY};
-use crate::schedule::{self, Kernel, Program};
+use crate::schedule::{self, Grain, Kernel, Program};
 use crate::spec::{self, kernel::Level};
 use crate::tensor::Tensor;
 use crate::text;
 use std::fmt;
 
 /// Element operations that one processor may do alone between two meetings of all: a router of 64 experts over 2048
-/// inputs has 2^17. The many processors of a GPU are slow by themselves.
-const ROW_WORK: i64 = 1 << 18;
-const GPU_ROW_WORK: i64 = 1 << 16;
+/// inputs has 2^17.
+const CPU: Grain = Grain { work: 1 << 18, blocks: None };
+
+/// The many processors of a GPU are slow by themselves.
+const GPU: Grain = Grain { work: 1 << 16, blocks: Some(1 << 18) };
 
 /// Tensor expressions to kernels for a CPU.
 pub fn schedule<'g>(g: &'g Graph, outputs: &[Tensor<'g>]) -> Program<'g> {
-    schedule_by(g, outputs, ROW_WORK)
+    schedule_by(g, outputs, CPU)
 }
 
 /// Tensor expressions to kernels for a target.
 pub fn schedule_for<'g>(g: &'g Graph, outputs: &[Tensor<'g>], caps: &Caps) -> Program<'g> {
-    schedule_by(g, outputs, if caps.lanes > 1 { GPU_ROW_WORK } else { ROW_WORK })
+    schedule_by(g, outputs, if caps.lanes > 1 { GPU } else { CPU })
 }
 
-fn schedule_by<'g>(g: &'g Graph, outputs: &[Tensor<'g>], row_work: i64) -> Program<'g> {
+fn schedule_by<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Program<'g> {
     if cfg!(debug_assertions) {
         spec::tensor::verify(&outputs.iter().map(|t| t.0).collect::<Vec<_>>());
     }
-    let program = schedule::program(g, outputs, row_work);
+    let program = schedule::program(g, outputs, grain);
     if cfg!(debug_assertions) {
         program.kernels.iter().for_each(spec::kernel::verify);
     }

@@ -70,9 +70,7 @@ impl<'g> Tensor<'g> {
             return self;
         }
         assert!(shape::same_size(&from, &to), "reshape {} to {:?} elements", self.show_shape(), show(&to));
-        // Axes of one element that were put in or left out say nothing about the elements.
-        let longer = |dims: &[Ex<'g>]| dims.iter().copied().filter(|d| d.as_int() != Some(1)).collect::<Vec<_>>();
-        if self.0.op() == Op::Reshape && longer(&self.0.arg(0).dims()) == longer(&from) {
+        if self.0.op() == Op::Reshape {
             return Tensor(self.0.arg(0)).reshape(to);
         }
         self.shaped(Op::Reshape, self.dtype(), &to, &[self.0])
@@ -106,6 +104,9 @@ impl<'g> Tensor<'g> {
             return self;
         }
         let to: Vec<_> = axes.iter().map(|&a| from[a]).collect();
+        if axes.iter().filter(|&&a| from[a].as_int() != Some(1)).is_sorted() {
+            return self.reshape(to);
+        }
         self.shaped(Op::Permute(Perm::new(axes)), self.dtype(), &to, &[self.0])
     }
     /// Swaps two axes.

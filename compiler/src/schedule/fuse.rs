@@ -9,6 +9,9 @@
 //! stages has only its rows to spread over the machine. Rows that read the same memory, as those of a matrix product do,
 //! count together, since a kernel of stages reads it again for each. Nothing joins the kernel of a `contiguous` tensor
 //! that it reads.
+//!
+//! A GPU has processors enough for rows that are cut smaller: blocks of a product's rows, which the quantisation behind
+//! it reads, become rows of both.
 
 use super::lower::{Lower, at_parts, flatten, reads};
 use super::{Kernel, Program, Stage, length};
@@ -23,13 +26,24 @@ use std::collections::{HashMap, HashSet};
 /// Most bytes of local memory of one kernel; larger intermediates stay in global memory.
 const LOCAL_BYTES: i64 = 24 << 10;
 
-/// `row_work`: most element operations in one row of a kernel of several stages.
-pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], row_work: i64) -> Program<'g> {
+/// How much one row of a kernel of several stages may do.
+#[derive(Clone, Copy)]
+pub struct Grain {
+    /// Element operations of a row.
+    pub work: i64,
+    /// The same where there are enough rows for all processors; none if rows of a product are never cut into blocks.
+    pub blocks: Option<i64>,
+}
+
+/// Rows from which on a kernel of several stages has enough.
+const ENOUGH: i64 = 32;
+
+pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Program<'g> {
     let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
-    let kept = keep(&roots);
+    let kept = keep(&roots, grain.blocks.is_some());
     let order: Vec<Ex> = topo(&roots).into_iter().filter(|e| kept.contains(&e.id)).collect();
     let items = drop_unread(order.iter().map(|&t| Item::new(g, t, &kept)).collect(), &roots);
-    let groups = group(&items, row_work);
+    let groups = group(&items, grain);
     emit(g, &roots, &items, groups)
 }
 
@@ -54,9 +68,17 @@ fn costly(op: Op, float: bool) -> bool {
     }
 }
 
-/// Tensors that are kept in memory.
-fn keep(roots: &[Ex]) -> HashSet<Id> {
+/// Tensors that are kept in memory. With `blocks`, one that is only read as rows of blocks is kept as these.
+fn keep(roots: &[Ex], blocks: bool) -> HashSet<Id> {
     let order = topo(roots);
+    let mut users: HashMap<Id, Vec<Id>> = HashMap::new();
+    for e in &order {
+        e.args().iter().for_each(|a| users.entry(a.id).or_default().push(e.id));
+    }
+    let view = |e: &Ex| {
+        let alone = e.op() == Op::Reshape && users[&e.arg(0).id] == [e.id];
+        blocks && alone && !is_movement(e.arg(0).op())
+    };
     let own = |e: &Ex| matches!(e.op(), Op::Assign | Op::Contiguous) || roots.contains(e);
     let asked: HashSet<Id> =
         order.iter().filter(|e| own(e) && !matches!(e.op(), Op::Buffer(_))).map(|e| e.id).collect();
@@ -85,7 +107,7 @@ fn keep(roots: &[Ex]) -> HashSet<Id> {
     let mut readers: HashMap<Id, HashSet<Id>> = HashMap::new();
     for e in order.iter().rev() {
         let by = readers.entry(e.id).or_default();
-        if by.len() > 1 && heavy[&e.id] && !is_movement(e.op()) {
+        if by.len() > 1 && heavy[&e.id] && (!is_movement(e.op()) || view(e)) {
             kept.insert(e.id);
         }
         let by = if kept.contains(&e.id) { HashSet::from([e.id]) } else { by.clone() };
@@ -139,10 +161,23 @@ impl<'g> Item<'g> {
         reads(&[self.body]).into_iter().map(at_parts).any(|(_, idx, _)| !own(&idx) && count(&idx) > 1)
     }
 
+    /// Does one of the first axes read more that it has in common with its other rows than of its own?
+    fn crowds(&self, rows: usize) -> bool {
+        let size = |idx: &[Ex<'g>]| -> i64 {
+            let within = |e: &Ex<'g>| matches!(e.op(), Op::Range(..)) && !self.axes[..rows].contains(e);
+            topo(idx).into_iter().filter(within).map(extent).product()
+        };
+        let reads: Vec<_> = reads(&[self.body]).into_iter().map(|at| at_parts(at).1).collect();
+        self.axes[..rows].iter().filter(|a| extent(**a) > 1).any(|a| {
+            let (own, common): (Vec<_>, Vec<_>) = reads.iter().partition(|idx| topo(idx).contains(a));
+            let total = |part: Vec<&Vec<Ex<'g>>>| part.into_iter().map(|idx| size(idx)).sum::<i64>();
+            total(common) > total(own)
+        })
+    }
+
     /// Element operations in all, or in one row when `rows` axes are taken away.
     fn work(&self, rows: usize) -> i64 {
-        let together = if self.shares(rows) { 0 } else { rows };
-        let outs: i64 = self.axes[together..].iter().map(|a| extent(*a)).product();
+        let outs: i64 = self.axes[rows..].iter().map(|a| extent(*a)).product();
         outs.saturating_mul(self.roots().into_iter().map(rounds).fold(1, i64::saturating_add))
     }
 }
@@ -195,7 +230,7 @@ struct Group {
 }
 
 /// Which items share a kernel. Items come in dependence order.
-fn group(items: &[Item], row_work: i64) -> Vec<Group> {
+fn group(items: &[Item], grain: Grain) -> Vec<Group> {
     let number: HashMap<Id, usize> = items.iter().enumerate().map(|(i, m)| (m.tensor.id, i)).collect();
     let mut needs: Vec<HashSet<usize>> = vec![];
     let mut groups: Vec<Group> = vec![];
@@ -225,8 +260,15 @@ fn group(items: &[Item], row_work: i64) -> Vec<Group> {
                 let same = |k: usize| idx[k] == item.axes[k] && t.dims()[k] == item.tensor.dims()[k];
                 rows = (0..rows.min(idx.len()).min(item.axes.len())).take_while(|&k| same(k)).count();
             }
-            let work = group.members.iter().map(|&m| items[m].work(rows)).sum::<i64>() + item.work(rows);
-            (work <= row_work).then_some((g, rows))
+            let all = || group.members.iter().map(|&m| &items[m]).chain([item]);
+            let count: i64 = item.axes[..rows].iter().map(|a| extent(*a)).product();
+            let most = match grain.blocks {
+                Some(_) if all().any(|i| i.crowds(rows)) => return None,
+                Some(most) if count >= ENOUGH => most,
+                _ => grain.work,
+            };
+            let work = |i: &Item| i.work(if grain.blocks.is_none() && i.shares(rows) { 0 } else { rows });
+            (all().map(work).sum::<i64>() <= most).then_some((g, rows))
         };
         let mut candidates: Vec<usize> = direct.iter().map(|&d| home[d]).collect();
         candidates.sort_unstable();

@@ -7,7 +7,7 @@ mod fuse;
 pub mod lower;
 mod memory;
 
-pub use fuse::program;
+pub use fuse::{Grain, program};
 pub use memory::{Arena, buffer_bytes, plan_memory};
 
 use crate::graph::{Ex, Graph, Op, topo};

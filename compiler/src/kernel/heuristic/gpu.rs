@@ -119,6 +119,7 @@ impl<'g> Proposal<'g, '_> {
             let tile = (2..=5).rev().filter(|t| heads % t == 0).find(few);
             self.put(Action::Upcast, *i, tile.unwrap_or(1) as usize);
         }
+        self.put(Action::Unroll, k.0, 4);
     }
 
     fn by_lanes(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], floats: bool, block: i64) {
@@ -172,7 +173,7 @@ impl<'g> Proposal<'g, '_> {
             let own = consumers(&stores, self.s.axes[k].range);
             let holds = |(_, a): &&(usize, Axis<'g>)| {
                 let outer = consumers(&stores, a.range);
-                outer.iter().any(|o| own.iter().all(|f| o != f && reads(*o, *f)))
+                outer.iter().any(|o| own.iter().any(|f| o != f && reads(*o, *f)))
             };
             all.iter().find(holds).map_or(k, |(i, _)| *i)
         };
@@ -195,7 +196,9 @@ impl<'g> Proposal<'g, '_> {
         let Some((row, r)) = outs.last().copied() else { return };
         let weights: Vec<Ex> = self.byte_axes(stage).into_iter().map(|(_, w)| w).collect();
         let own = |a: &Axis<'g>| weights.iter().any(|w| reads(*w, a.range));
-        let tokens = outs.iter().rev().skip(1).find(|(_, a)| a.extent() > Some(1) && !own(a)).copied();
+        let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        let several = outs.iter().rev().skip(1).filter(|(_, a)| a.extent() > Some(1));
+        let tokens = several.clone().find(|(_, a)| !own(a)).or(several.clone().next().filter(|_| all >= FULL)).copied();
         let tile = match tokens {
             Some((m, a)) => {
                 let n = divisor(a.extent().unwrap_or(1), if floats { 5 } else { 8 });
@@ -204,7 +207,6 @@ impl<'g> Proposal<'g, '_> {
             }
             None => 1,
         };
-        let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         let rows = match tile {
             1 if all >= MANY_ROWS => 2,
             2.. if floats => 4,
