@@ -285,7 +285,8 @@ pub fn kept_i8(x: Tensor) -> QuantX {
     let q = quantize_i8(x.reshape(longer.chain(columns.iter().copied()).collect::<Vec<_>>()));
     q.each(|t, row| {
         let own = t.dims().split_off(t.rank() - row);
-        t.contiguous().reshape([leading, &own].concat())
+        // As it was computed: sums of two halves lie beside each other in the rows of their block.
+        t.unshaped().contiguous().reshape([leading, &own].concat())
     })
 }
 

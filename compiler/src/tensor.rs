@@ -75,6 +75,10 @@ impl<'g> Tensor<'g> {
         }
         self.shaped(Op::Reshape, self.dtype(), &to, &[self.0])
     }
+    /// The tensor before it was reshaped.
+    pub fn unshaped(self) -> Tensor<'g> {
+        if self.0.op() == Op::Reshape { Tensor(self.0.arg(0)) } else { self }
+    }
     /// The last `n` axes, in row-major order, as axes of the given sizes.
     pub fn reshape_last(self, n: usize, sizes: &[i64]) -> Tensor<'g> {
         let mut dims = self.dims();

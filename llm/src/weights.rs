@@ -159,7 +159,7 @@ impl<'g> Matrix<'g> {
         match self.numbers.activations {
             _ if !self.planes.format.is_quantised() => self.of_f32(x),
             _ if self.numbers.halves(x.size(-2)) => self.planes.linear_half(ops::halved(x)),
-            Activations::Int8 if x.size(-2) % ops::TILE == 0 => {
+            Activations::Int8 if self.layout == Layout::Interleaved16 && x.size(-2) % ops::TILE == 0 => {
                 self.planes.linear_q8(&ops::quantize_i8(x).in_tiles())
             }
             Activations::Int8 => self.planes.linear_q8(&ops::kept_i8(x)),

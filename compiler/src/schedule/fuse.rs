@@ -249,7 +249,7 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
             let assigns = |m: &usize| items[*m].tensor.op() == Op::Assign;
             let ends = |d: &&usize| home[**d] == g && items[**d].tensor.op() == Op::Contiguous;
             if around
-                || assigns(&i)
+                || overwrites(items, item)
                 || group.members.iter().any(assigns)
                 || direct.iter().find(ends).is_some()
             {
@@ -286,6 +286,13 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
         needs.push(all);
     }
     sort_groups(groups, items, &number, &home)
+}
+
+/// Does an assignment change what another item reads as it was?
+fn overwrites(items: &[Item], item: &Item) -> bool {
+    let Some(place) = item.place else { return false };
+    let before = at_parts(place).0;
+    items.iter().any(|i| reads(&i.roots()).into_iter().any(|a| at_parts(a).0 == before && Some(a) != i.place))
 }
 
 /// Groups in an order where each comes after what it reads, and after the readers of a buffer that it overwrites.

@@ -63,7 +63,7 @@ impl<'g> Proposal<'g, '_> {
             outs.saturating_mul(lanes.min(self.caps.lanes as i64))
         };
         let most = (0..stages).map(wanted).max().unwrap_or(1).max(self.caps.lanes as i64);
-        let largest = if rows <= 32 { LARGEST } else { STAGED };
+        let largest = if rows <= 2 * PROCESSORS { LARGEST } else { STAGED };
         largest.min(1 << (63 - most.leading_zeros()))
     }
 
@@ -209,7 +209,7 @@ impl<'g> Proposal<'g, '_> {
         };
         let rows = match tile {
             1 if all >= MANY_ROWS => 2,
-            2.. if floats => 4,
+            2.. if floats || all >= MANY_ROWS * tile => 4,
             _ => 1,
         };
         if rows > 1 && r.extent().is_none_or(|e| e % rows == 0) {
