@@ -115,4 +115,4 @@ fn the_code_of_glm_does_not_grow() {
     assert_eq!(found, GLM, "launches, synchronisations, instructions and bytes loaded");
 }
 
-const GLM: [f64; 4] = [46.0, 48.0, 17_172_332.0, 104_357_696.0];
+const GLM: [f64; 4] = [44.0, 46.0, 17_103_363.0, 104_399_296.0];
