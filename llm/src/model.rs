@@ -127,8 +127,6 @@ pub(crate) enum Part {
     Paged,
     /// Tokens that are each of another sequence.
     Batch,
-    /// Their hidden rows to logits.
-    BatchHead,
 }
 
 impl Model {
@@ -146,7 +144,7 @@ impl Model {
             options.activations.unwrap_or(if caps.dot4 { Activations::Int8 } else { Activations::F32 });
         // Without block-quantised weights there is nothing to round: everything is exact.
         let quantised = file.tensors().iter().any(|t| t.format.is_quantised());
-        let numbers = Numbers { activations, tiles: caps.tile && quantised, apart: false };
+        let numbers = Numbers { activations, tiles: caps.tile && quantised };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
         let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
@@ -420,13 +418,13 @@ impl Model {
         let reach = match part {
             Part::Trunk | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
             Part::Paged => Reach::Paged,
-            Part::Batch | Part::BatchHead => Reach::Apart,
+            Part::Batch => Reach::Apart,
         };
         let mut p = Planner { model: self, library, choose, modules: vec![], reach };
         match part {
             Part::Trunk | Part::Paged | Part::Batch => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,
-            Part::Head | Part::BatchHead => p.head(rows, false)?,
+            Part::Head => p.head(rows, false)?,
             Part::DraftHead => p.head(rows, true)?,
         }
         Ok(p.modules)

@@ -14,6 +14,9 @@ pub const PAGE: usize = KV_BLOCK as usize;
 /// Tokens of plans whose tokens are of different sequences.
 const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
+/// Tokens that are computed as one is, whatever the device.
+const FEW: usize = 8;
+
 /// Most tokens of a prompt in one step, so that answers beside it keep flowing.
 const PROMPT: usize = 256;
 
@@ -72,9 +75,9 @@ impl Model {
         self.chunk().next_multiple_of(PAGE)
     }
 
-    /// Most sequences of one step.
+    /// Most tokens of one batch.
     pub fn widest(&self) -> usize {
-        BATCHES.into_iter().rfind(|&n| n <= self.chunk()).unwrap_or(1)
+        self.chunk().min(BATCHES[BATCHES.len() - 1])
     }
 
     /// Most tokens of a prompt in one step.
@@ -109,10 +112,19 @@ impl Model {
     /// Runs one token of each of several sequences, or several of one whose positions before are in the cache or here;
     /// the logits of all of them, row after row.
     pub fn batch(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
-        let (n, most) = (tokens.len(), self.widest());
-        let Some(rows) = BATCHES.into_iter().find(|&b| b >= n && b <= most).filter(|_| n > 0) else {
-            return Err(Error::Chunk { tokens: n, most });
-        };
+        // Plans of more tokens have other numbers where there are tiles for them.
+        let most = if self.uniform() { self.widest() } else { FEW.min(self.widest()) };
+        let mut logits = vec![];
+        for part in tokens.chunks(most) {
+            logits.extend(self.together(part)?);
+        }
+        Ok(logits)
+    }
+
+    /// One plan over a few tokens.
+    fn together(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
+        let n = tokens.len();
+        let rows = BATCHES.into_iter().find(|&b| b >= n).unwrap_or(n);
         let ids: Vec<u32> = tokens.iter().map(|r| r.token).collect();
         self.known(&ids)?;
         for r in tokens {
@@ -134,7 +146,7 @@ impl Model {
         table.resize(rows * blocks, spare);
         self.tell(&ids, &slots, &positions, &table)?;
         self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
-        self.head_of(Part::BatchHead, rows, 0, n)
+        self.head_of(Part::Head, rows, 0, n)
     }
 
     /// The plan of a piece of a prompt. Where many tokens are computed in other numbers than few, all are in those of many.

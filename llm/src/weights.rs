@@ -65,22 +65,17 @@ pub struct Numbers {
     pub activations: Activations,
     /// Many tokens in bf16, on a tile unit: more exact than int8, and faster there.
     pub tiles: bool,
-    /// Every token as if it were by itself, bit by bit, whatever is computed beside it.
-    pub apart: bool,
 }
 
 impl Numbers {
     /// Are the products of so many tokens in bf16?
     pub fn halves(self, tokens: i64) -> bool {
-        self.activations == Activations::Int8 && self.tiles && !self.apart && tokens >= MANY
+        self.activations == Activations::Int8 && self.tiles && tokens >= MANY
     }
 }
 
 /// Tokens from which on weights are worth unpacking, and experts worth sorting by.
 const MANY: i64 = 16;
-
-/// Tokens that share weights in registers.
-const FEW: i64 = 8;
 
 impl<'g, 'f> Inputs<'g, 'f> {
     /// Names are taken behind `prefix`.
@@ -164,12 +159,6 @@ impl<'g> Matrix<'g> {
         match self.numbers.activations {
             _ if !self.planes.format.is_quantised() => self.of_f32(x),
             _ if self.numbers.halves(x.size(-2)) => self.planes.linear_half(ops::halved(x)),
-            Activations::Int8 if self.numbers.apart && x.size(-2) > FEW => {
-                let (m, k) = (x.size(-2), x.size(-1));
-                let groups = x.reshape_last(2, &[m / FEW, FEW, k]).move_axis(-3, 0);
-                let y = self.planes.linear_q8(&ops::quantize_i8(groups).kept());
-                y.move_axis(0, -3).reshape_last(3, &[m, y.size(-1)])
-            }
             Activations::Int8 => {
                 let q = ops::quantize_i8(x);
                 let kept = if x.size(-2) % ops::TILE == 0 { q.in_tiles() } else { q.kept() };
@@ -184,7 +173,7 @@ impl<'g> Matrix<'g> {
     }
     /// Do so many tokens share what they read?
     pub fn shares(&self, tokens: i64) -> bool {
-        tokens >= MANY && !self.numbers.apart && self.layout == Layout::Interleaved16
+        tokens >= MANY && self.layout == Layout::Interleaved16
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {
