@@ -88,6 +88,8 @@ pub struct Model {
     /// Rows of each cache, at least `capacity`.
     pub(crate) rows: i64,
     pub(crate) chunks: Vec<usize>,
+    /// Fewest rows of plans in pages.
+    pub(crate) fewest: usize,
     pub(crate) layers: Vec<Layer>,
     pub(crate) draft: Option<Layer>,
     pub(crate) weights: HashMap<String, Vec<Slice>>,
@@ -182,6 +184,7 @@ impl Model {
             context,
             capacity,
             rows: capacity,
+            fewest: paged::fewest(&file).min(most),
             chunks,
             layers,
             draft,

@@ -4,6 +4,7 @@
 //! unused rows of a plan write. A token's row is computed bit by bit alike in every batch, whatever runs beside it.
 
 use crate::attention::KV_BLOCK;
+use crate::gguf::{Gguf, TensorInfo};
 use crate::model::{Error, Model, Part, caches};
 use runtime::buffer::Slice;
 use runtime::device::{self, Device};
@@ -46,6 +47,14 @@ impl Told {
     }
 }
 
+/// Fewest rows of a plan that give the same bits as more do: alone, a token's products with numbers that are not in blocks
+/// have another order of sums.
+pub(crate) fn fewest(file: &Gguf) -> usize {
+    let plain = |t: &TensorInfo| t.dims.len() > 1 && !t.format.is_quantised();
+    let router = |t: &TensorInfo| t.name.ends_with("ffn_gate_inp.weight");
+    if file.tensors().iter().any(|t| plain(t) && !router(t)) { 2 } else { 1 }
+}
+
 impl Model {
     /// Makes room for so many positions of all sequences together. What the cache held is lost.
     pub fn reserve(&mut self, positions: usize) -> Result<(), Error> {
@@ -53,14 +62,10 @@ impl Model {
         self.rows = ((positions.div_ceil(PAGE) * PAGE + spare) as i64).max(self.capacity);
         self.plans.clear();
         self.truncate(0);
-        for layer in self.layers.iter_mut().chain(&mut self.draft) {
-            layer.caches.clear();
-        }
-        for i in 0..self.layers.len() {
-            self.layers[i].caches = caches(&*self.device, &self.config, self.rows)?;
-        }
-        if let Some(draft) = &mut self.draft {
-            draft.caches = caches(&*self.device, &self.config, self.rows)?;
+        let Model { device, config, layers, draft, rows, .. } = self;
+        layers.iter_mut().chain(draft.as_mut()).for_each(|layer| layer.caches.clear());
+        for layer in layers.iter_mut().chain(draft.as_mut()) {
+            layer.caches = caches(&**device, config, *rows)?;
         }
         Ok(())
     }
@@ -106,7 +111,7 @@ impl Model {
         let slots: Vec<u32> = slots.collect();
         self.tell(tokens, &slots, &[], &table[..blocks])?;
         self.launch(Part::Paged, rows, &[("pos", pos as i64), ("blocks", blocks as i64)])?;
-        wanted.then(|| self.head(Part::Head, n - 1, 1)).transpose()
+        wanted.then(|| self.head_of(Part::Head, self.fewest, n - 1, 1)).transpose()
     }
 
     /// Runs one token of each of several sequences, or several of one whose positions before are in the cache or here;
@@ -124,7 +129,7 @@ impl Model {
     /// One plan over a few tokens.
     fn together(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
         let n = tokens.len();
-        let rows = BATCHES.into_iter().find(|&b| b >= n).unwrap_or(n);
+        let rows = BATCHES.into_iter().find(|&b| b >= n.max(self.fewest)).unwrap_or(n);
         let ids: Vec<u32> = tokens.iter().map(|r| r.token).collect();
         self.known(&ids)?;
         for r in tokens {
@@ -151,7 +156,8 @@ impl Model {
 
     /// The plan of a piece of a prompt. Where many tokens are computed in other numbers than few, all are in those of many.
     fn prompt_rows(&self, n: usize) -> usize {
-        let fits = |&&c: &&usize| c >= n && (!self.numbers.tiles || self.numbers.halves(c as i64));
+        let fits =
+            |&&c: &&usize| c >= n.max(self.fewest) && (!self.numbers.tiles || self.numbers.halves(c as i64));
         self.chunks.iter().find(fits).copied().unwrap_or(self.chunk())
     }
 

@@ -58,13 +58,13 @@ fn rows_come_out_alike_however_they_are_run() {
                         (at..(at + n).min(tokens.len())).map(|pos| row(pos, &[1, 19, 2])).collect();
                     rows.extend(m.batch(&piece).unwrap());
                 }
-                alike(&format!("{file}, {n} rows"), m.device(), &rows, &alone, vocab);
+                alike(&format!("{file}, {n} rows"), &*device, &rows, &alone, vocab);
             }
             // Beside a sequence of another length.
             for pos in [0, 40] {
                 let two = m.batch(&[row(pos, &apart), row(70, &[1, 19, 2])]).unwrap();
                 let want = [&alone[pos * vocab..][..vocab], &alone[70 * vocab..][..vocab]].concat();
-                alike(&format!("{file}, beside another"), m.device(), &two, &want, vocab);
+                alike(&format!("{file}, beside another"), &*device, &two, &want, vocab);
             }
 
             let mut cut = |pieces: &[usize], table: &[u32]| {
@@ -80,7 +80,7 @@ fn rows_come_out_alike_however_they_are_run() {
                 let at: usize = pieces.iter().sum();
                 let want = if at == 75 { once.clone() } else { cut(&[at], &[0, 1, 2]) };
                 let got = cut(pieces, &[12, 5, 9]);
-                alike(&format!("{file}, a prompt as {pieces:?}"), m.device(), &got, &want, vocab);
+                alike(&format!("{file}, a prompt as {pieces:?}"), &*device, &got, &want, vocab);
             }
         }
     }
