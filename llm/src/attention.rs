@@ -138,8 +138,12 @@ impl<'g> Place<'g> {
 fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
     let (keys, values) = (keys.move_axis(-3, -2).widen(), values.move_axis(-3, -1).widen());
     if !at.halves {
-        let weights = at.weights(ops::linear(q.contiguous(), keys) * scale, 0);
-        return ops::linear(weights, values);
+        let scores = ops::linear(q.contiguous(), keys) * scale;
+        if at.reach != Reach::Apart {
+            return ops::linear(at.weights(scores, 0), values);
+        }
+        // By themselves the products let heads share what they read.
+        return ops::linear(at.weights(scores.contiguous(), 0).contiguous(), values);
     }
     // Tokens and heads are the rows of one matrix.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];

@@ -345,7 +345,7 @@ impl Model {
     }
 
     /// Makes a plan if it is not there, and gives it to `go` with the values of its symbols.
-    fn with_plan<R>(
+    pub(crate) fn with_plan<R>(
         &mut self,
         part: Part,
         rows: usize,

@@ -117,10 +117,8 @@ impl Model {
     /// Runs one token of each of several sequences, or several of one whose positions before are in the cache or here;
     /// the logits of all of them, row after row.
     pub fn batch(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
-        // Plans of more tokens have other numbers where there are tiles for them.
-        let most = if self.uniform() { self.widest() } else { FEW.min(self.widest()) };
         let mut logits = vec![];
-        for part in tokens.chunks(most) {
+        for part in tokens.chunks(self.together_at_most()) {
             logits.extend(self.together(part)?);
         }
         Ok(logits)
@@ -152,6 +150,25 @@ impl Model {
         self.tell(&ids, &slots, &positions, &table)?;
         self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
         self.head_of(Part::Head, rows, 0, n)
+    }
+
+    /// Makes one of the plans that a step of so many sequences may want; false if all are there.
+    pub(crate) fn prepare(&mut self, sequences: usize) -> Result<bool, Error> {
+        let most = self.together_at_most().min(sequences.next_power_of_two());
+        let batches = BATCHES.into_iter().filter(|&n| n >= self.fewest && n <= most);
+        let mut wanted: Vec<(Part, usize)> =
+            batches.flat_map(|n| [(Part::Batch, n), (Part::Head, n)]).collect();
+        let prompts = self.chunks.iter().filter(|&&c| c <= PROMPT && self.prompt_rows(c) == c);
+        wanted.extend(prompts.map(|&c| (Part::Paged, c)));
+        let Some((part, rows)) = wanted.into_iter().find(|w| !self.plans.contains_key(w)) else {
+            return Ok(false);
+        };
+        self.with_plan(part, rows, &[], |_, _, _| Ok(true))
+    }
+
+    /// Most tokens of one plan for a batch: those of more have other numbers where there are tiles for them.
+    fn together_at_most(&self) -> usize {
+        if self.uniform() { self.widest() } else { FEW.min(self.widest()) }
     }
 
     /// The plan of a piece of a prompt. Where many tokens are computed in other numbers than few, all are in those of many.

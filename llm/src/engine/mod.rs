@@ -307,11 +307,13 @@ fn work<'t>(
 ) {
     let mut order = 0;
     loop {
-        let task = if scheduler.idle() {
-            tasks.recv().map_err(|_| TryRecvError::Disconnected)
-        } else {
-            tasks.try_recv()
-        };
+        let mut task = tasks.try_recv();
+        if matches!(task, Err(TryRecvError::Empty)) && scheduler.idle() {
+            if scheduler.prepare() {
+                continue;
+            }
+            task = tasks.recv().map_err(|_| TryRecvError::Disconnected);
+        }
         match task {
             Ok(Task::Answer(job, events)) => {
                 order += 1;

@@ -30,6 +30,8 @@ pub trait Steps {
         wanted: bool,
     ) -> Result<Option<Vec<f32>>, model::Error>;
     fn batch(&mut self, rows: &[Row]) -> Result<Vec<f32>, model::Error>;
+    /// Does something ahead of time for so many sequences; false if nothing is left to do.
+    fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error>;
 }
 
 impl Steps for Model {
@@ -57,7 +59,13 @@ impl Steps for Model {
     fn batch(&mut self, rows: &[Row]) -> Result<Vec<f32>, model::Error> {
         Model::batch(self, rows)
     }
+    fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error> {
+        Model::prepare(self, sequences)
+    }
 }
+
+/// Seconds that answers wait at most, about, for a piece of a prompt.
+const PATIENCE: f64 = 0.25;
 
 pub struct Scheduler<M, V> {
     pub model: M,
@@ -66,6 +74,8 @@ pub struct Scheduler<M, V> {
     running: Vec<Sequence<V>>,
     waiting: VecDeque<Sequence<V>>,
     parallel: usize,
+    /// Seconds for a token of the last piece of a prompt.
+    pace: Option<f64>,
     prompt_time: Duration,
     generation_time: Duration,
 }
@@ -78,6 +88,7 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
             model,
             running: vec![],
             waiting: VecDeque::new(),
+            pace: None,
             prompt_time: Duration::ZERO,
             generation_time: Duration::ZERO,
         }
@@ -89,6 +100,12 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
 
     pub fn idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Does something that a later step need not do then; false if nothing is left.
+    pub fn prepare(&mut self) -> bool {
+        // What fails here fails again where it is needed, and is told there.
+        self.model.prepare(self.parallel).unwrap_or(false)
     }
 
     /// One batch of answers, and prompts as far as they fit beside it.
@@ -212,9 +229,19 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
         self.finish_all(ends, shared);
     }
 
-    /// Prompts in the order of age, as many tokens as one chunk holds.
+    /// Tokens of prompts in this step: what a chunk holds, fewer if answers would wait for them too long.
+    fn portion(&self) -> usize {
+        let most = self.model.chunk();
+        if self.running.iter().all(|s| s.computed < s.prompt_end) {
+            return most;
+        }
+        let patient = self.pace.map_or(0, |pace| (PATIENCE / pace.max(1e-9)) as usize);
+        (patient / PAGE * PAGE).clamp(PAGE.min(most), most)
+    }
+
+    /// Prompts in the order of age.
     fn prompts(&mut self, shared: &Shared) {
-        let mut left = self.model.chunk();
+        let mut left = self.portion();
         let mut ends = vec![];
         for i in 0..self.running.len() {
             let s = &self.running[i];
@@ -227,6 +254,7 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
             let began = Instant::now();
             let result = self.model.prompt(tokens, s.computed, &s.table, whole);
             self.prompt_time += began.elapsed();
+            self.pace = Some(began.elapsed().as_secs_f64() / n.max(PAGE) as f64);
             match result {
                 Ok(logits) => {
                     self.ran(i, n);

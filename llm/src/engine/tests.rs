@@ -80,6 +80,9 @@ impl Steps for Fake {
         }
         Ok(rows.iter().flat_map(|r| self.one(r.token, r.pos, r.table, 2)).collect())
     }
+    fn prepare(&mut self, _: usize) -> Result<bool, model::Error> {
+        Ok(false)
+    }
 }
 
 /// Token 0 ends a turn.
