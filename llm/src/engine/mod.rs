@@ -110,7 +110,10 @@ pub struct Metrics {
     pub first_token: Histogram,
     pub pages_total: usize,
     pub pages_used: usize,
+    /// Kept pages that made room for others.
     pub evicted: u64,
+    /// Sequences that lost their pages to older ones for a while.
+    pub preempted: u64,
 }
 
 /// Seconds, counted by upper bounds.

@@ -76,6 +76,7 @@ pub struct Scheduler<M, V> {
     parallel: usize,
     /// Seconds for a token of the last piece of a prompt.
     pace: Option<f64>,
+    preempted: u64,
     prompt_time: Duration,
     generation_time: Duration,
 }
@@ -89,6 +90,7 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
             running: vec![],
             waiting: VecDeque::new(),
             pace: None,
+            preempted: 0,
             prompt_time: Duration::ZERO,
             generation_time: Duration::ZERO,
         }
@@ -120,7 +122,7 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
     fn report(&self, m: &mut Metrics) {
         (m.running, m.waiting) = (self.running.len(), self.waiting.len());
         (m.pages_total, m.pages_used) = (self.pages.total(), self.pages.used());
-        m.evicted = self.pages.evicted();
+        (m.evicted, m.preempted) = (self.pages.evicted(), self.preempted);
         m.prompt_seconds = self.prompt_time.as_secs_f64();
         m.generation_seconds = self.generation_time.as_secs_f64();
     }
@@ -297,6 +299,7 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
             let Some(mut youngest) = self.running.pop() else { return false };
             self.pages.give(&std::mem::take(&mut youngest.table));
             (youngest.computed, youngest.sealed) = (0, 0);
+            self.preempted += 1;
             self.waiting.push_front(youngest);
             if self.running.len() == i {
                 return false;

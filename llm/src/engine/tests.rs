@@ -208,6 +208,7 @@ fn answers_do_not_depend_on_their_company() {
         assert_eq!(evicted, pages < 100);
         let state = setup.shared.state();
         assert_eq!((state.inside, state.metrics.running, state.metrics.waiting), (0, 0, 0));
+        assert_eq!(state.metrics.preempted > 0, pages < 100, "{:?}", state.metrics);
     }
 }
 

@@ -8,6 +8,7 @@ use llm::generate::{Reason, Request};
 use llm::paged::Row;
 use llm::sample::Sampling;
 use llm::tokenizer::Tokenizer;
+use runtime::interp::InterpDevice;
 
 const MODELS: [(&str, Activations); 8] = [
     ("tiny/glm4_moe_lite/glm4_moe_lite.f16.gguf", Activations::F32),
@@ -83,6 +84,23 @@ fn rows_come_out_alike_however_they_are_run() {
                 alike(&format!("{file}, a prompt as {pieces:?}"), &*device, &got, &want, vocab);
             }
         }
+    }
+}
+
+/// The interpreter panics on races and on what lies outside a buffer.
+#[test]
+fn the_interpreter_agrees_in_pages() {
+    for file in ["tiny/llama/llama.f16.gguf", "tiny/glm4_moe_lite/glm4_moe_lite.f16.gguf"] {
+        let mut m = load(Arc::new(InterpDevice::default()), packed_model(file), 40, Activations::F32);
+        let want = all_logits(&mut m, &[5, 6, 7, 8]);
+        let vocab = m.vocab();
+        let last = m.prompt(&[5, 6, 7], 0, &[1], true).unwrap().unwrap();
+        let d = distance(&last, &want[2 * vocab..3 * vocab], vocab);
+        assert!(d.max < 1e-3, "{file}: {d:?}");
+        let rows = [Row { token: 5, pos: 0, table: &[0] }, Row { token: 8, pos: 3, table: &[1] }];
+        let row = m.batch(&rows).unwrap();
+        let d = distance(&row, &[&want[..vocab], &want[3 * vocab..]].concat(), vocab);
+        assert!(d.max < 1e-3, "{file}: {d:?}");
     }
 }
 
