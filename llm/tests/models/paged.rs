@@ -8,6 +8,7 @@ use llm::generate::{Reason, Request};
 use llm::paged::Row;
 use llm::sample::Sampling;
 use llm::tokenizer::Tokenizer;
+use runtime::cpu::{self, Tier};
 use runtime::interp::InterpDevice;
 
 const MODELS: [(&str, Activations); 8] = [
@@ -16,8 +17,8 @@ const MODELS: [(&str, Activations); 8] = [
     ("tiny/youtu/youtu.f16.gguf", Activations::F32),
     ("tiny/qwen2/qwen2.f16.gguf", Activations::F32),
     ("tiny/qwen3_moe/qwen3_moe.f16.gguf", Activations::F32),
-    ("tiny_quant/q_llama/q_llama.q4_k_m.gguf", Activations::Int8),
     ("tiny_quant/q_llama/q_llama.q8_0.gguf", Activations::Int8),
+    ("tiny_quant/q_llama/q_llama.q4_k_m.gguf", Activations::Int8),
     ("tiny_quant/q_glm4_moe_lite/q_glm4_moe_lite.q4_k_m.gguf", Activations::Int8),
 ];
 
@@ -35,8 +36,12 @@ fn alike(what: &str, device: &dyn Device, got: &[f32], want: &[f32], vocab: usiz
 
 #[test]
 fn rows_come_out_alike_however_they_are_run() {
-    for device in devices() {
-        for (file, activations) in MODELS {
+    let tier = |tier| CpuDevice::new(cpu::Options { tier: Some(tier), ..Default::default() });
+    let tiers = [Tier::Avx2, Tier::Avx512Vnni].into_iter().filter_map(|t| tier(t).ok());
+    let tiers = tiers.map(|d| Arc::new(d) as Arc<dyn Device>);
+    let all = devices().into_iter().map(|d| (d, &MODELS[..])).chain(tiers.map(|d| (d, &MODELS[6..])));
+    for (device, models) in all {
+        for &(file, activations) in models {
             let mut m = load(device.clone(), packed_model(file), 160, activations);
             m.reserve(20 * 32).unwrap();
             let vocab = m.vocab();
@@ -68,6 +73,7 @@ fn rows_come_out_alike_however_they_are_run() {
                 alike(&format!("{file}, beside another"), &*device, &two, &want, vocab);
             }
 
+            let uniform = m.uniform();
             let mut cut = |pieces: &[usize], table: &[u32]| {
                 let (mut at, mut last) = (0, None);
                 for n in pieces {
@@ -77,6 +83,9 @@ fn rows_come_out_alike_however_they_are_run() {
                 last.unwrap()
             };
             let once = cut(&[75], &[0, 1, 2]);
+            if uniform {
+                alike(&format!("{file}, a prompt"), &*device, &once, &alone[74 * vocab..], vocab);
+            }
             for pieces in [&[32, 43][..], &[1, 7, 64, 3], &[74, 1], &[10; 7]] {
                 let at: usize = pieces.iter().sum();
                 let want = if at == 75 { once.clone() } else { cut(&[at], &[0, 1, 2]) };
