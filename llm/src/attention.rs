@@ -1,7 +1,8 @@
 //! Attention over a cache: grouped heads with keys and values, or one latent row for all heads (MLA).
 //!
 //! In: normed activations `[T, dim]` and the [`Place`] of these tokens. Out: what is added to the residual stream, and the
-//! cache with the tokens' rows written. Both kinds end in [`attend`].
+//! cache with the tokens' rows written. Both kinds end in [`attend`]. A sequence's rows lie in order, or in pages that a
+//! table names.
 
 use crate::config::{self, Config};
 use crate::weights::{Error, Inputs, Matrix, Numbers};
@@ -10,8 +11,29 @@ use compiler::graph::{Ex, Graph};
 use compiler::ops::{self, Rope};
 use compiler::tensor::{IntoTensor, Tensor};
 
-/// Positions of the cache are attended to in whole blocks of this many.
+/// Positions of the cache are attended to in whole blocks of this many; so many rows are a page.
 pub const KV_BLOCK: i64 = 32;
+
+/// Whose tokens a step holds, and where their rows of the cache lie.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reach {
+    /// Those of one sequence that follow each other; row i of the cache is position i.
+    Whole,
+    /// The same, in pages.
+    Paged,
+    /// Each has a position and pages of its own.
+    Apart,
+}
+
+/// What a step in pages is told in memory, i32.
+pub struct Paging<'g> {
+    /// The row of the cache that each token writes, `[T]`.
+    pub slots: Tensor<'g>,
+    /// Each token's position, `[T]`.
+    pub positions: Tensor<'g>,
+    /// The pages that hold the positions in order, `[blocks]` of one sequence or `[T, blocks]`.
+    pub table: Tensor<'g>,
+}
 
 /// Where the tokens of a step stand.
 pub struct Place<'g> {
@@ -26,18 +48,38 @@ pub struct Place<'g> {
     pub sin: Tensor<'g>,
     /// Are scores and values computed in bf16?
     halves: bool,
+    reach: Reach,
+    pub paging: Option<Paging<'g>>,
 }
 
 impl<'g> Place<'g> {
-    pub fn new(g: &'g Graph, c: &Config, tokens: i64, capacity: i64, numbers: Numbers) -> Place<'g> {
+    pub fn new(
+        g: &'g Graph,
+        c: &Config,
+        tokens: i64,
+        capacity: i64,
+        numbers: Numbers,
+        reach: Reach,
+    ) -> Place<'g> {
         let table = |name| g.input(name, DType::F32, [capacity, c.rotary.dims / 2]);
+        let blocks = g.symbol("blocks", (1, capacity / KV_BLOCK));
+        let paging = (reach != Reach::Whole).then(|| Paging {
+            slots: g.input("slots", DType::I32, [tokens]),
+            positions: g.input("positions", DType::I32, [tokens]),
+            table: match reach {
+                Reach::Apart => g.input("table", DType::I32, [g.int(tokens), blocks]),
+                _ => g.input("table", DType::I32, [blocks]),
+            },
+        });
         Place {
             tokens,
             halves: numbers.halves(tokens),
             pos: g.symbol("pos", (0, capacity - tokens)),
-            blocks: g.symbol("blocks", (1, capacity / KV_BLOCK)),
+            blocks,
             cos: table("cos"),
             sin: table("sin"),
+            reach,
+            paging,
         }
     }
 
@@ -45,40 +87,63 @@ impl<'g> Place<'g> {
     fn turn(&self, x: Tensor<'g>, style: Rope) -> Tensor<'g> {
         let n = x.size(-1);
         let turning = 2 * self.cos.size(-1);
-        let here = |t: Tensor<'g>| t.slice_dim(0, self.pos, x.dims()[0]).unsqueeze(1);
+        let here = |t: Tensor<'g>| match &self.paging {
+            Some(p) if self.reach == Reach::Apart => t.gather(p.positions).unsqueeze(1),
+            _ => t.slice_dim(0, self.pos, x.dims()[0]).unsqueeze(1),
+        };
         let turned = ops::rope(x.slice(-1, 0..turning), here(self.cos), here(self.sin), style);
         if turning == n { turned } else { Tensor::concat(&[turned, x.slice(-1, turning..n)], -1) }
     }
 
     /// The cache after these tokens' rows `[T, ..]` are written.
     fn write(&self, cache: Tensor<'g>, rows: Tensor<'g>) -> Tensor<'g> {
-        cache.slice_dim(0, self.pos, rows.dims()[0]).assign(rows.cast(cache.dtype().scalar))
+        let view = match &self.paging {
+            Some(p) => cache.gather(p.slots),
+            None => cache.slice_dim(0, self.pos, rows.dims()[0]),
+        };
+        view.assign(rows.cast(cache.dtype().scalar))
     }
 
     /// Softmax of scores `[T, .., L]`, or with the tokens on another axis, over the positions that each token may see.
     fn weights(&self, scores: Tensor<'g>, tokens: usize) -> Tensor<'g> {
         let g = scores.graph();
         let key = g.iota_dim(self.blocks * KV_BLOCK);
-        let query = g.iota(self.tokens) + g.scalar(self.pos).cast(Scalar::I32);
+        let query = match &self.paging {
+            Some(p) if self.reach == Reach::Apart => p.positions,
+            _ => g.iota(self.tokens) + g.scalar(self.pos).cast(Scalar::I32),
+        };
         let query = (tokens + 1..scores.rank()).fold(query, |q, _| q.unsqueeze(-1));
         // Far below any score; minus infinity would make a row of nothing else undefined.
         key.le(query).select(scores, (-1e30).tensor(scores)).softmax(-1)
     }
 
-    /// The rows that any of the tokens may see.
+    /// The rows that any of the tokens may see, `[L, ..]`; for each token by itself `[T, L, ..]` where they are apart.
     fn seen(&self, cache: Tensor<'g>) -> Tensor<'g> {
-        cache.slice_dim(0, cache.graph().int(0), self.blocks * KV_BLOCK)
+        let (g, length) = (cache.graph(), self.blocks * KV_BLOCK);
+        let Some(p) = &self.paging else { return cache.slice_dim(0, g.int(0), length) };
+        let row = &cache.dims()[1..];
+        let page = [&[g.int(cache.size(0) / KV_BLOCK), g.int(KV_BLOCK)], row].concat();
+        let rows = cache.reshape(page).gather(p.table);
+        match self.reach {
+            Reach::Apart => rows.reshape([&[g.int(self.tokens), length], row].concat()),
+            _ => rows.reshape([&[length], row].concat()).contiguous(),
+        }
     }
 }
 
 /// Softmax of q·k over the positions up to each token's own, times the values.
 ///
-/// q `[T, G, R, k]` (R heads share each of G keys), keys `[L, G, k]`, values `[L, G, v]`: `[T, G, R, v]`.
+/// q `[T, G, R, k]` (R heads share each of G keys), keys `[L, G, k]`, values `[L, G, v]`, or `[T, L, ..]` of each token's
+/// own: `[T, G, R, v]`.
 fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
-    let (keys, values) = (keys.move_axis(0, 1).widen(), values.permute(&[1, 2, 0]).widen());
+    let (keys, values) = (keys.move_axis(-3, -2).widen(), values.move_axis(-3, -1).widen());
     if !at.halves {
-        let weights = at.weights(ops::linear(q.contiguous(), keys) * scale, 0);
-        return ops::linear(weights, values);
+        let scores = ops::linear(q.contiguous(), keys) * scale;
+        if at.reach != Reach::Apart {
+            return ops::linear(at.weights(scores, 0), values);
+        }
+        // By themselves the products let heads share what they read.
+        return ops::linear(at.weights(scores.contiguous(), 0).contiguous(), values);
     }
     // Tokens and heads are the rows of one matrix.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
@@ -260,7 +325,7 @@ impl<'g> Mla<'g> {
         let cache = at.write(caches[0], row);
 
         let seen = at.seen(cache);
-        let y = if self.decompresses(t) {
+        let y = if at.reach == Reach::Whole && self.decompresses(t) {
             let latent = seen.slice(-1, 0..rank);
             let length = seen.dims()[0];
             let turned =

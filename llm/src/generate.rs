@@ -128,23 +128,18 @@ impl Generator {
         cancel: &AtomicBool,
         text: &mut dyn FnMut(&Piece),
     ) -> Result<Answer, Error> {
-        let mut decoder = Decoder::new(&self.tokenizer, false);
-        if let Some(last) = prompt.last() {
-            // The answer continues the prompt: a space at its beginning is text.
-            decoder.push(*last);
-        }
-        let mut voice = Spoken { tokenizer: &self.tokenizer, decoder };
-        let thinking = request.split_reasoning.then(|| self.opens_reasoning(prompt));
+        let mut voice = Spoken::new(&self.tokenizer, prompt);
+        let thinking = request.split_reasoning.then(|| opens_reasoning(&self.tokenizer, prompt));
         let mut run = Run { model: &mut self.model, held: &mut self.held, cancel };
         run.answer(prompt, request, thinking, &mut voice, text)
     }
+}
 
-    /// Whether a prompt's last words are an opening tag.
-    fn opens_reasoning(&self, prompt: &[u32]) -> bool {
-        let last = &prompt[prompt.len().saturating_sub(12)..];
-        let bytes: Vec<u8> = last.iter().flat_map(|&id| self.tokenizer.piece(id)).copied().collect();
-        String::from_utf8_lossy(&bytes).trim_end().ends_with("<think>")
-    }
+/// Whether a prompt's last words are an opening tag.
+pub(crate) fn opens_reasoning(tokenizer: &Tokenizer, prompt: &[u32]) -> bool {
+    let last = &prompt[prompt.len().saturating_sub(12)..];
+    let bytes: Vec<u8> = last.iter().flat_map(|&id| tokenizer.piece(id)).copied().collect();
+    String::from_utf8_lossy(&bytes).trim_end().ends_with("<think>")
 }
 
 /// What an answer needs of a model.
@@ -171,16 +166,39 @@ impl Forward for Model {
 }
 
 /// What an answer needs of a tokenizer.
-trait Voice {
+pub(crate) trait Voice {
     fn ends(&self, id: u32) -> bool;
     fn say(&mut self, id: u32) -> String;
     /// What is left when no token follows.
     fn rest(&mut self) -> String;
 }
 
-struct Spoken<'a> {
+impl<V: Voice> Voice for &mut V {
+    fn ends(&self, id: u32) -> bool {
+        (**self).ends(id)
+    }
+    fn say(&mut self, id: u32) -> String {
+        (**self).say(id)
+    }
+    fn rest(&mut self) -> String {
+        (**self).rest()
+    }
+}
+
+pub(crate) struct Spoken<'a> {
     tokenizer: &'a Tokenizer,
     decoder: Decoder<'a>,
+}
+
+impl<'a> Spoken<'a> {
+    pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Spoken<'a> {
+        let mut decoder = Decoder::new(tokenizer, false);
+        if let Some(last) = prompt.last() {
+            // The answer continues the prompt: a space at its beginning is text.
+            decoder.push(*last);
+        }
+        Spoken { tokenizer, decoder }
+    }
 }
 
 impl Voice for Spoken<'_> {
@@ -214,7 +232,7 @@ impl<M: Forward> Run<'_, M> {
         prompt: &[u32],
         request: &Request,
         thinking: Option<bool>,
-        voice: &mut dyn Voice,
+        voice: &mut impl Voice,
         text: &mut dyn FnMut(&Piece),
     ) -> Result<Answer, Error> {
         let began = Instant::now();
@@ -225,47 +243,39 @@ impl<M: Forward> Run<'_, M> {
         if prompt.len() > context {
             return Err(Error::TooLong { tokens: prompt.len(), context });
         }
-        let mut said = Said::new(Splitter::new(&request.stop, thinking), text);
+        let mut saying = Saying::new(prompt.to_vec(), request, thinking, voice, context);
+        let mut said = Said { pieces: vec![], answer: String::new(), reasoning: String::new(), to: text };
         let mut stats = Stats { prompt_tokens: prompt.len(), ..Stats::default() };
         stats.reused_tokens = self.reuse(prompt);
-        let mut ids = vec![];
         let mut logits = self.prompt(&prompt[stats.reused_tokens..])?;
         let complete = logits.is_some();
         stats.prompt_time = began.elapsed();
 
-        let mut history = prompt.to_vec();
-        let mut sampler = Sampler::new(&request.sampling);
         let reason = loop {
             if !complete || self.cancelled() {
                 break Reason::Cancelled;
             }
-            if request.max_tokens == Some(ids.len()) {
-                break Reason::Length;
-            }
-            if history.len() > context {
-                break Reason::Context;
+            if let Some(full) = saying.full() {
+                break full;
             }
             let mut row = match logits.take() {
                 Some(row) => row,
-                None => self.feed(&history[history.len() - 1..])?,
+                None => self.feed(&saying.history[saying.history.len() - 1..])?,
             };
-            let id = sampler.sample(&mut row, &history);
-            if ids.is_empty() {
+            let id = saying.choose(&mut row);
+            if saying.ids().is_empty() {
                 stats.first_token = began.elapsed();
             }
             stats.generation_time = began.elapsed() - stats.first_token;
-            history.push(id);
-            ids.push(id);
-            if voice.ends(id) {
-                break Reason::End;
-            }
-            said.push(&voice.say(id));
-            if let Some(stop) = said.splitter.stopped() {
-                break Reason::Stop(stop.into());
+            let end = saying.push(id, &mut said.pieces);
+            said.give();
+            if let Some(end) = end {
+                break end;
             }
         };
-        said.push(&voice.rest());
-        said.finish();
+        saying.finish(&mut said.pieces);
+        said.give();
+        let ids = saying.ids().to_vec();
         stats.generated_tokens = ids.len();
         Ok(Answer { text: said.answer, reasoning: said.reasoning, ids, reason, stats })
     }
@@ -309,29 +319,85 @@ impl<M: Forward> Run<'_, M> {
     }
 }
 
-struct Said<'a> {
+/// An answer as it is made: logits in, tokens and their text out, until there is a reason to end.
+pub(crate) struct Saying<V> {
+    /// The prompt and the answer.
+    pub history: Vec<u32>,
+    prompt: usize,
+    context: usize,
+    max_tokens: Option<usize>,
+    sampler: Sampler,
     splitter: Splitter,
+    voice: V,
+}
+
+impl<V: Voice> Saying<V> {
+    /// `thinking` says whether the prompt has opened a thought; None: tags are text.
+    pub fn new(
+        prompt: Vec<u32>,
+        request: &Request,
+        thinking: Option<bool>,
+        voice: V,
+        context: usize,
+    ) -> Saying<V> {
+        Saying {
+            prompt: prompt.len(),
+            history: prompt,
+            context,
+            max_tokens: request.max_tokens,
+            sampler: Sampler::new(&request.sampling),
+            splitter: Splitter::new(&request.stop, thinking),
+            voice,
+        }
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.history[..self.prompt]
+    }
+
+    /// The answer's tokens.
+    pub fn ids(&self) -> &[u32] {
+        &self.history[self.prompt..]
+    }
+
+    /// Why no token may follow.
+    pub fn full(&self) -> Option<Reason> {
+        if self.max_tokens == Some(self.ids().len()) {
+            return Some(Reason::Length);
+        }
+        (self.history.len() > self.context).then_some(Reason::Context)
+    }
+
+    pub fn choose(&mut self, logits: &mut [f32]) -> u32 {
+        self.sampler.sample(logits, &self.history)
+    }
+
+    /// Adds a token; what is sure of its text, and why the answer ends with it if it does.
+    pub fn push(&mut self, id: u32, out: &mut Vec<Piece>) -> Option<Reason> {
+        self.history.push(id);
+        if self.voice.ends(id) {
+            return Some(Reason::End);
+        }
+        self.splitter.push(&self.voice.say(id), out);
+        self.splitter.stopped().map(|stop| Reason::Stop(stop.into()))
+    }
+
+    /// What was held back.
+    pub fn finish(&mut self, out: &mut Vec<Piece>) {
+        self.splitter.push(&self.voice.rest(), out);
+        self.splitter.finish(out);
+    }
+}
+
+struct Said<'a> {
     pieces: Vec<Piece>,
     answer: String,
     reasoning: String,
     to: &'a mut dyn FnMut(&Piece),
 }
 
-impl<'a> Said<'a> {
-    fn new(splitter: Splitter, to: &'a mut dyn FnMut(&Piece)) -> Said<'a> {
-        Said { splitter, pieces: vec![], answer: String::new(), reasoning: String::new(), to }
-    }
-
-    fn push(&mut self, text: &str) {
-        self.splitter.push(text, &mut self.pieces);
-        self.give();
-    }
-
-    fn finish(&mut self) {
-        self.splitter.finish(&mut self.pieces);
-        self.give();
-    }
-
+impl Said<'_> {
     fn give(&mut self) {
         for piece in self.pieces.drain(..) {
             let whole = if piece.reasoning { &mut self.reasoning } else { &mut self.answer };

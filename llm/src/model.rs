@@ -4,10 +4,11 @@
 //! needed; layers whose tensors have the same types and shapes share its kernels. A chunk shorter than its plan is
 //! filled up with tokens whose rows of the cache are written again before anything looks at them.
 
-use crate::attention::{Attention, KV_BLOCK};
+use crate::attention::{Attention, KV_BLOCK, Reach};
 use crate::block::Block;
 use crate::config::{self, Config};
 use crate::gguf::{Gguf, TensorInfo};
+use crate::paged;
 use crate::planner::{Drafting, Embedding, Head, Modules, Planner};
 use crate::weights::{self, Activations, Inputs, Loader, Numbers, Source};
 use compiler::graph::Graph;
@@ -82,15 +83,21 @@ pub struct Model {
     pub(crate) layout: Layout,
     pub(crate) numbers: Numbers,
     context: usize,
-    /// Rows of the cache: the context and room for the tokens that fill up a chunk.
+    /// Positions that plans may name: the context and room for the tokens that fill up a chunk.
     pub(crate) capacity: i64,
-    chunks: Vec<usize>,
+    /// Rows of each cache, at least `capacity`.
+    pub(crate) rows: i64,
+    pub(crate) chunks: Vec<usize>,
+    /// Fewest rows of plans in pages.
+    pub(crate) fewest: usize,
     pub(crate) layers: Vec<Layer>,
     pub(crate) draft: Option<Layer>,
     pub(crate) weights: HashMap<String, Vec<Slice>>,
     pub(crate) cos: Slice,
     pub(crate) sin: Slice,
     pub(crate) ids: Slice,
+    /// What a step in pages is told: slots, positions and table, behind `ids` in one buffer.
+    pub(crate) paging: [Slice; 3],
     /// The residual stream, before and after a layer.
     pub(crate) stream: [Slice; 2],
     /// After the final norm.
@@ -100,7 +107,7 @@ pub struct Model {
     pub(crate) plans: Plans,
     pub(crate) library: Library,
     pub(crate) schedules: Arc<Schedules>,
-    len: usize,
+    pub(crate) len: usize,
 }
 
 pub(crate) type Plans = HashMap<(Part, usize), Prepared>;
@@ -118,6 +125,10 @@ pub(crate) enum Part {
     /// Hidden rows to logits.
     Head,
     DraftHead,
+    /// As [`Part::Trunk`], the cache in pages.
+    Paged,
+    /// Tokens that are each of another sequence.
+    Batch,
 }
 
 impl Model {
@@ -141,7 +152,8 @@ impl Model {
         let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
         let chunks: Vec<usize> = CHUNKS.into_iter().filter(fits).collect();
         let most = chunks[chunks.len() - 1];
-        let capacity = ((context + most) as i64 + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
+        let whole = |n: usize| n.next_multiple_of(KV_BLOCK as usize);
+        let capacity = (whole(context) + whole(most)) as i64;
 
         let drafts = if options.drafts { config.drafts } else { 0 };
         let declared = declare(&file, &config, drafts, layout, numbers)?;
@@ -159,27 +171,28 @@ impl Model {
         let room = |n: i64| Ok::<_, device::Error>(device.alloc(n as usize * 4)?.whole());
         let mut layers = vec![];
         for (index, (kind, sources)) in declared.layers.into_iter().enumerate() {
-            let caches = Attention::cache_rows(&config)
-                .iter()
-                .map(|row| room(capacity * row.iter().product::<i64>()))
-                .collect::<Result<_, _>>()?;
+            let caches = caches(&*device, &config, capacity)?;
             let weights = sources.iter().map(|s| weights[&s.tensor][s.plane].clone()).collect();
             layers.push(Layer { index: index as i64, kind, weights, caches });
         }
         let draft = (drafts > 0).then(|| layers.split_off(config.layers as usize).swap_remove(0));
         let rows = most as i64;
+        let told = paged::Told::alloc(&*device, most, capacity)?;
         Ok(Model {
             layout,
             numbers,
             context,
             capacity,
+            rows: capacity,
+            fewest: paged::fewest(&file).min(most),
             chunks,
             layers,
             draft,
             weights,
             cos: upload(&cos)?,
             sin: upload(&sin)?,
-            ids: room(rows)?,
+            ids: told.ids,
+            paging: told.paging,
             stream: [room(rows * config.dim)?, room(rows * config.dim)?],
             hidden: room(rows * config.dim)?,
             logits: room(rows * config.vocab)?,
@@ -285,7 +298,7 @@ impl Model {
         Ok(())
     }
 
-    fn known(&self, tokens: &[u32]) -> Result<(), Error> {
+    pub(crate) fn known(&self, tokens: &[u32]) -> Result<(), Error> {
         match tokens.iter().find(|&&t| t as usize >= self.vocab()) {
             Some(&token) => Err(Error::Token { token, vocab: self.vocab() }),
             None => Ok(()),
@@ -302,8 +315,18 @@ impl Model {
     }
 
     /// Logits of rows `at..at + n` of the hidden state.
-    fn head(&mut self, part: Part, at: usize, n: usize) -> Result<Vec<f32>, Error> {
-        let rows = self.rows_for(n);
+    pub(crate) fn head(&mut self, part: Part, at: usize, n: usize) -> Result<Vec<f32>, Error> {
+        self.head_of(part, self.rows_for(n), at, n)
+    }
+
+    /// The same by a plan of so many rows.
+    pub(crate) fn head_of(
+        &mut self,
+        part: Part,
+        rows: usize,
+        at: usize,
+        n: usize,
+    ) -> Result<Vec<f32>, Error> {
         // A full chunk has no other place than the first row.
         let row = at.min(self.chunk() - rows);
         self.launch(part, rows, &[("row", row as i64)])?;
@@ -317,12 +340,12 @@ impl Model {
         self.chunks.iter().copied().find(|&c| c >= n).unwrap_or(self.chunk())
     }
 
-    fn launch(&mut self, part: Part, rows: usize, symbols: &[(&str, i64)]) -> Result<(), Error> {
+    pub(crate) fn launch(&mut self, part: Part, rows: usize, symbols: &[(&str, i64)]) -> Result<(), Error> {
         self.with_plan(part, rows, symbols, |device, prepared, values| device.run(prepared, values))
     }
 
     /// Makes a plan if it is not there, and gives it to `go` with the values of its symbols.
-    fn with_plan<R>(
+    pub(crate) fn with_plan<R>(
         &mut self,
         part: Part,
         rows: usize,
@@ -395,9 +418,14 @@ impl Model {
         library: &mut Library,
         choose: &mut dyn Choose,
     ) -> Result<Modules, Error> {
-        let mut p = Planner { model: self, library, choose, modules: vec![] };
+        let reach = match part {
+            Part::Trunk | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
+            Part::Paged => Reach::Paged,
+            Part::Batch => Reach::Apart,
+        };
+        let mut p = Planner { model: self, library, choose, modules: vec![], reach };
         match part {
-            Part::Trunk => p.trunk(rows)?,
+            Part::Trunk | Part::Paged | Part::Batch => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,
             Part::Head => p.head(rows, false)?,
             Part::DraftHead => p.head(rows, true)?,
@@ -417,6 +445,12 @@ impl Model {
         }
         Ok(self.device.prepare(plan)?)
     }
+}
+
+/// A layer's caches of so many rows.
+pub(crate) fn caches(device: &dyn Device, c: &Config, rows: i64) -> Result<Vec<Slice>, device::Error> {
+    let bytes = |row: &Vec<i64>| (rows * row.iter().product::<i64>()) as usize * 4;
+    Attention::cache_rows(c).iter().map(|row| Ok(device.alloc(bytes(row))?.whole())).collect()
 }
 
 /// What of a file is wanted.

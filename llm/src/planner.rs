@@ -3,7 +3,7 @@
 //! In: a model whose weights are on a device, and a number of tokens. Out: compiled modules in order, each with where its
 //! buffers lie. The stream goes from one of two buffers to the other, layer by layer.
 
-use crate::attention::{Attention, Place};
+use crate::attention::{Attention, Place, Reach};
 use crate::block::Block;
 use crate::config::Config;
 use crate::model::{Error, Layer, Model};
@@ -26,6 +26,7 @@ pub struct Planner<'m> {
     pub library: &'m mut Library,
     pub choose: &'m mut dyn Choose,
     pub modules: Modules,
+    pub reach: Reach,
 }
 
 impl<'m> Planner<'m> {
@@ -89,11 +90,11 @@ impl<'m> Planner<'m> {
         } else {
             let (g, c) = (Graph::new(), &model.config);
             let i = self.inputs(&g, &format!("blk.{}.", layer.index));
-            let place = Place::new(&g, c, rows, model.capacity, model.numbers);
+            let place = Place::new(&g, c, rows, model.capacity, model.numbers, self.reach);
             let x = self.stream(&g, "x", rows);
             let caches: Vec<Tensor> = Attention::cache_rows(c)
                 .iter()
-                .map(|row| g.input("cache", DType::F32, [&[model.capacity], &row[..]].concat()))
+                .map(|row| g.input("cache", DType::F32, [&[model.rows], &row[..]].concat()))
                 .collect();
             let (y, after) = Block::declare(&i, c, layer.index)?.of(x, &caches, c, &place);
             let outputs: Vec<Tensor> = [y].into_iter().chain(after).collect();
@@ -104,6 +105,7 @@ impl<'m> Planner<'m> {
                 tables: [slot(place.cos), slot(place.sin)],
                 weights: i.sources().iter().map(|s| s.slot).collect(),
                 caches: caches.into_iter().map(slot).collect(),
+                paging: place.paging.map(|p| [p.slots, p.positions, p.table].map(slot)),
             };
             made.entry(layer.kind).or_insert((Arc::new(module), slots))
         };
@@ -112,6 +114,7 @@ impl<'m> Planner<'m> {
         memory.extend(s.caches.iter().copied().zip(layer.caches.iter().cloned()));
         memory.extend([(s.x, model.stream[at].clone()), (s.y, model.stream[1 - at].clone())]);
         memory.extend([(s.tables[0], model.cos.clone()), (s.tables[1], model.sin.clone())]);
+        memory.extend(s.paging.into_iter().flatten().zip(model.paging.iter().cloned()));
         self.modules.push((module.clone(), memory));
         Ok(1 - at)
     }
@@ -168,6 +171,8 @@ struct BlockSlots {
     tables: [u32; 2],
     weights: Vec<u32>,
     caches: Vec<u32>,
+    /// Slots, positions and table.
+    paging: Option<[u32; 3]>,
 }
 
 pub struct Embedding<'g>(Matrix<'g>);

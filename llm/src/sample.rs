@@ -157,14 +157,16 @@ fn finite_or_impossible(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) }
 }
 
+/// Two passes that vector units take, where one with an index is not.
 fn greedy(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, l) in logits.iter().enumerate() {
-        if *l > logits[best] {
-            best = i;
+    let mut most = [f32::NEG_INFINITY; 16];
+    for lanes in logits.chunks(16) {
+        for (m, l) in most.iter_mut().zip(lanes) {
+            *m = if *l > *m { *l } else { *m };
         }
     }
-    best as u32
+    let most = most.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|l| *l == most).unwrap_or(0) as u32
 }
 
 /// The `k` largest logits but minus infinity, in one pass; says how many of `out` are in order, which is all or none.
@@ -230,6 +232,22 @@ pub fn surprise(logits: &[f32], token: u32) -> f64 {
     let most = logits.iter().copied().fold(f32::MIN, f32::max) as f64;
     let sum: f64 = logits.iter().map(|&l| (l as f64 - most).exp()).sum();
     most + sum.ln() - logits[token as usize] as f64
+}
+
+/// `ln p` of a token, and of the `n` most probable ones in falling order.
+pub fn log_probabilities(logits: &[f32], token: u32, n: usize) -> (f32, Vec<(u32, f32)>) {
+    let most = logits.iter().copied().fold(f32::MIN, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|&l| (l as f64 - most).exp()).sum();
+    let of = |logit: f32| (logit as f64 - most - sum.ln()) as f32;
+    let mut top = vec![];
+    if n > 0 {
+        best(logits, n, &mut top);
+        let n = n.min(top.len());
+        sort_first(&mut top, n);
+        top.truncate(n);
+    }
+    let chosen = logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| of(*l));
+    (chosen, top.into_iter().map(|c| (c.id, of(c.logit))).collect())
 }
 
 #[cfg(test)]
@@ -420,6 +438,21 @@ mod tests {
             ..plain()
         };
         assert!(Sampler::new(&hostile).sample(&mut [1.0, 2.0, 3.0], &[0, 1, 2]) < 3);
+    }
+
+    #[test]
+    fn log_probabilities_of_the_best() {
+        let logits = random_logits(500, 3);
+        let rank = ranked(&logits);
+        for n in [0, 1, 5, 500, 900] {
+            let (chosen, top) = log_probabilities(&logits, rank[3].0, n);
+            assert!((chosen as f64 - rank[3].1.ln()).abs() < 1e-5);
+            assert_eq!(top.len(), n.min(500));
+            for ((id, p), (want, probability)) in top.iter().zip(&rank) {
+                assert!(id == want && (*p as f64 - probability.ln()).abs() < 1e-4, "{id} {p}");
+            }
+        }
+        assert_eq!(log_probabilities(&[0.0], 7, 1), (f32::NEG_INFINITY, vec![(0, 0.0)]));
     }
 
     #[test]

@@ -1,0 +1,217 @@
+//! Many sequences in one cache. In: tokens with their positions and the pages of their sequences. Out: logits.
+//!
+//! A page is [`PAGE`] rows of every layer's cache; whose it is, the caller knows. Behind the pages lie rows that the
+//! unused rows of a plan write. A token's row is computed bit by bit alike in every batch, whatever runs beside it.
+
+use crate::attention::KV_BLOCK;
+use crate::gguf::{Gguf, TensorInfo};
+use crate::model::{Error, Model, Part, caches};
+use runtime::buffer::Slice;
+use runtime::device::{self, Device};
+
+/// Positions of a page.
+pub const PAGE: usize = KV_BLOCK as usize;
+
+/// Tokens of plans whose tokens are of different sequences.
+const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+/// Tokens that are computed as one is, whatever the device.
+const FEW: usize = 8;
+
+/// Most tokens of a prompt in one step, so that answers beside it keep flowing.
+const PROMPT: usize = 256;
+
+/// One token of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    pub token: u32,
+    pub pos: usize,
+    /// The sequence's pages up to this position or further.
+    pub table: &'a [u32],
+}
+
+/// Where a step reads what it is told: one buffer, so that one write does.
+pub(crate) struct Told {
+    pub ids: Slice,
+    /// Slots, positions, table.
+    pub paging: [Slice; 3],
+}
+
+impl Told {
+    pub fn alloc(device: &dyn Device, most: usize, capacity: i64) -> Result<Told, device::Error> {
+        let row = most.max(BATCHES[BATCHES.len() - 1]).next_multiple_of(16) * 4;
+        let table = BATCHES[BATCHES.len() - 1] * (capacity / KV_BLOCK) as usize * 4;
+        let buffer = device.alloc(3 * row + table)?;
+        let part = |i: usize| buffer.slice(i * row, row);
+        Ok(Told { ids: part(0)?, paging: [part(1)?, part(2)?, buffer.slice(3 * row, table)?] })
+    }
+}
+
+/// Fewest rows of a plan that give the same bits as more do: alone, a token's products with numbers that are not in blocks
+/// have another order of sums.
+pub(crate) fn fewest(file: &Gguf) -> usize {
+    let plain = |t: &TensorInfo| t.dims.len() > 1 && !t.format.is_quantised();
+    let router = |t: &TensorInfo| t.name.ends_with("ffn_gate_inp.weight");
+    if file.tensors().iter().any(|t| plain(t) && !router(t)) { 2 } else { 1 }
+}
+
+impl Model {
+    /// Makes room for so many positions of all sequences together. What the cache held is lost.
+    pub fn reserve(&mut self, positions: usize) -> Result<(), Error> {
+        let spare = self.spare();
+        self.rows = ((positions.div_ceil(PAGE) * PAGE + spare) as i64).max(self.capacity);
+        self.plans.clear();
+        self.truncate(0);
+        let Model { device, config, layers, draft, rows, .. } = self;
+        layers.iter_mut().chain(draft.as_mut()).for_each(|layer| layer.caches.clear());
+        for layer in layers.iter_mut().chain(draft.as_mut()) {
+            layer.caches = caches(&**device, config, *rows)?;
+        }
+        Ok(())
+    }
+
+    /// Pages that sequences may use.
+    pub fn pages(&self) -> usize {
+        (self.rows as usize - self.spare()) / PAGE
+    }
+
+    /// Rows behind the pages, for unused rows of plans.
+    fn spare(&self) -> usize {
+        self.chunk().next_multiple_of(PAGE)
+    }
+
+    /// Most tokens of one batch.
+    pub fn widest(&self) -> usize {
+        self.chunk().min(BATCHES[BATCHES.len() - 1])
+    }
+
+    /// Most tokens of a prompt in one step.
+    pub fn prompt_chunk(&self) -> usize {
+        self.chunk().min(PROMPT)
+    }
+
+    /// Runs tokens of one sequence, the first at `pos`, whose pages `table` names; the logits of the last if wanted.
+    pub fn prompt(
+        &mut self,
+        tokens: &[u32],
+        pos: usize,
+        table: &[u32],
+        wanted: bool,
+    ) -> Result<Option<Vec<f32>>, Error> {
+        let n = tokens.len();
+        let most = self.prompt_chunk();
+        if n == 0 || n > most {
+            return Err(Error::Chunk { tokens: n, most });
+        }
+        let rows = self.prompt_rows(n);
+        self.known(tokens)?;
+        self.within(pos + n, table)?;
+        let blocks = (pos + n).div_ceil(PAGE);
+        let slots = (0..rows).map(|i| if i < n { slot(table, pos + i) } else { self.spare_row(i) });
+        let slots: Vec<u32> = slots.collect();
+        self.tell(tokens, &slots, &[], &table[..blocks])?;
+        self.launch(Part::Paged, rows, &[("pos", pos as i64), ("blocks", blocks as i64)])?;
+        wanted.then(|| self.head_of(Part::Head, self.fewest, n - 1, 1)).transpose()
+    }
+
+    /// Runs one token of each of several sequences, or several of one whose positions before are in the cache or here;
+    /// the logits of all of them, row after row.
+    pub fn batch(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
+        let mut logits = vec![];
+        for part in tokens.chunks(self.together_at_most()) {
+            logits.extend(self.together(part)?);
+        }
+        Ok(logits)
+    }
+
+    /// One plan over a few tokens.
+    fn together(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
+        let n = tokens.len();
+        let rows = BATCHES.into_iter().find(|&b| b >= n.max(self.fewest)).unwrap_or(n);
+        let ids: Vec<u32> = tokens.iter().map(|r| r.token).collect();
+        self.known(&ids)?;
+        for r in tokens {
+            self.within(r.pos + 1, r.table)?;
+        }
+        let last = tokens.iter().map(|r| r.pos).max().unwrap_or(0);
+        let blocks = last / PAGE + 1;
+        let spare = self.pages() as u32;
+        let mut slots: Vec<u32> = tokens.iter().map(|r| slot(r.table, r.pos)).collect();
+        slots.extend((n..rows).map(|i| self.spare_row(i)));
+        let mut positions: Vec<u32> = tokens.iter().map(|r| r.pos as u32).collect();
+        positions.resize(rows, 0);
+        let mut table = vec![];
+        for r in tokens {
+            let used = r.table.iter().copied().take(blocks.min(r.pos / PAGE + 1));
+            // What lies behind a token's position is not looked at, whatever it is.
+            table.extend(used.chain(std::iter::repeat(r.table[0])).take(blocks));
+        }
+        table.resize(rows * blocks, spare);
+        self.tell(&ids, &slots, &positions, &table)?;
+        self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
+        self.head_of(Part::Head, rows, 0, n)
+    }
+
+    /// Makes one of the plans that a step of so many sequences may want; false if all are there.
+    pub(crate) fn prepare(&mut self, sequences: usize) -> Result<bool, Error> {
+        let most = self.together_at_most().min(sequences.next_power_of_two());
+        let batches = BATCHES.into_iter().filter(|&n| n >= self.fewest && n <= most);
+        let mut wanted: Vec<(Part, usize)> =
+            batches.flat_map(|n| [(Part::Batch, n), (Part::Head, n)]).collect();
+        let prompts = self.chunks.iter().filter(|&&c| c <= PROMPT && self.prompt_rows(c) == c);
+        wanted.extend(prompts.map(|&c| (Part::Paged, c)));
+        let Some((part, rows)) = wanted.into_iter().find(|w| !self.plans.contains_key(w)) else {
+            return Ok(false);
+        };
+        self.with_plan(part, rows, &[], |_, _, _| Ok(true))
+    }
+
+    /// Most tokens of one plan for a batch: those of more have other numbers where there are tiles for them.
+    fn together_at_most(&self) -> usize {
+        if self.uniform() { self.widest() } else { FEW.min(self.widest()) }
+    }
+
+    /// The plan of a piece of a prompt. Where many tokens are computed in other numbers than few, all are in those of many.
+    fn prompt_rows(&self, n: usize) -> usize {
+        let fits =
+            |&&c: &&usize| c >= n.max(self.fewest) && (!self.numbers.tiles || self.numbers.halves(c as i64));
+        self.chunks.iter().find(fits).copied().unwrap_or(self.chunk())
+    }
+
+    /// Does a token's row come out alike in a prompt and in an answer?
+    pub fn uniform(&self) -> bool {
+        !self.numbers.halves(self.chunk() as i64)
+    }
+
+    fn within(&self, positions: usize, table: &[u32]) -> Result<(), Error> {
+        let held = table.len() * PAGE;
+        let context = self.context().min(held);
+        let known = table.iter().all(|&p| (p as usize) < self.pages());
+        if positions > context || !known {
+            Err(Error::Context { context, wanted: positions })
+        } else {
+            Ok(())
+        }
+    }
+
+    fn spare_row(&self, i: usize) -> u32 {
+        (self.pages() * PAGE + i) as u32
+    }
+
+    fn tell(&self, ids: &[u32], slots: &[u32], positions: &[u32], table: &[u32]) -> Result<(), Error> {
+        let parts = [(&self.ids, ids), (&self.paging[0], slots), (&self.paging[1], positions)];
+        let mut words = vec![];
+        for (place, part) in parts {
+            words.extend_from_slice(part);
+            words.resize(words.len() + place.len() / 4 - part.len(), 0);
+        }
+        words.extend_from_slice(table);
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        Ok(self.device.write(&self.ids.buffer().whole(), 0, &bytes)?)
+    }
+}
+
+/// The row of the cache for a position.
+fn slot(table: &[u32], pos: usize) -> u32 {
+    table[pos / PAGE] * PAGE as u32 + (pos % PAGE) as u32
+}

@@ -1,0 +1,230 @@
+//! Sequences in pages, and many requests at once: what is said does not depend on where pages lie, on what runs beside a
+//! token, or on how a prompt was cut.
+
+use super::*;
+use compiler::rng::Rng;
+use llm::engine::{Engine, Event, Job, Limits, Refusal, Stream};
+use llm::generate::{Reason, Request};
+use llm::paged::Row;
+use llm::sample::Sampling;
+use llm::tokenizer::Tokenizer;
+use runtime::cpu::{self, Tier};
+use runtime::interp::InterpDevice;
+
+const MODELS: [(&str, Activations); 8] = [
+    ("tiny/glm4_moe_lite/glm4_moe_lite.f16.gguf", Activations::F32),
+    ("tiny/deepseek_v2/deepseek_v2.legacy_kv_b.f32.gguf", Activations::F32),
+    ("tiny/youtu/youtu.f16.gguf", Activations::F32),
+    ("tiny/qwen2/qwen2.f16.gguf", Activations::F32),
+    ("tiny/qwen3_moe/qwen3_moe.f16.gguf", Activations::F32),
+    ("tiny_quant/q_llama/q_llama.q8_0.gguf", Activations::Int8),
+    ("tiny_quant/q_llama/q_llama.q4_k_m.gguf", Activations::Int8),
+    ("tiny_quant/q_glm4_moe_lite/q_glm4_moe_lite.q4_k_m.gguf", Activations::Int8),
+];
+
+/// On a CPU every bit; elsewhere the sums of plans of different sizes have different orders.
+#[track_caller]
+fn alike(what: &str, device: &dyn Device, got: &[f32], want: &[f32], vocab: usize) {
+    if device.name().starts_with("cpu") {
+        let bits = |row: &[f32]| row.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert!(bits(got) == bits(want), "{what}: {:?}", distance(got, want, vocab));
+    } else {
+        let d = distance(got, want, vocab);
+        assert!(d.max < 0.1 && d.kl < 1e-3, "{what}: {d:?}");
+    }
+}
+
+#[test]
+fn rows_come_out_alike_however_they_are_run() {
+    let tier = |tier| CpuDevice::new(cpu::Options { tier: Some(tier), ..Default::default() });
+    let tiers = [Tier::Avx2, Tier::Avx512Vnni].into_iter().filter_map(|t| tier(t).ok());
+    let tiers = tiers.map(|d| Arc::new(d) as Arc<dyn Device>);
+    let all = devices().into_iter().map(|d| (d, &MODELS[..])).chain(tiers.map(|d| (d, &MODELS[6..])));
+    for (device, models) in all {
+        for &(file, activations) in models {
+            let mut m = load(device.clone(), packed_model(file), 160, activations);
+            m.reserve(20 * 32).unwrap();
+            let vocab = m.vocab();
+            let tokens: Vec<u32> = (0..75).map(|i| (i * 37 + 11) % vocab as u32).collect();
+            let whole: Vec<f32> = tokens.iter().flat_map(|t| m.feed(&[*t]).unwrap()).collect();
+
+            let row = |pos: usize, table| Row { token: tokens[pos], pos, table };
+            let apart = [7, 3, 11];
+            let mut alone = vec![];
+            for pos in 0..tokens.len() {
+                alone.extend(m.batch(&[row(pos, &apart)]).unwrap());
+            }
+            let d = distance(&alone, &whole, vocab);
+            assert!(d.max < 1e-3, "{file} in pages: {d:?}");
+
+            for n in [3, 8, 32] {
+                let mut rows = vec![];
+                for at in (0..tokens.len()).step_by(n) {
+                    let piece: Vec<Row> =
+                        (at..(at + n).min(tokens.len())).map(|pos| row(pos, &[1, 19, 2])).collect();
+                    rows.extend(m.batch(&piece).unwrap());
+                }
+                alike(&format!("{file}, {n} rows"), &*device, &rows, &alone, vocab);
+            }
+            // Beside a sequence of another length.
+            for pos in [0, 40] {
+                let two = m.batch(&[row(pos, &apart), row(70, &[1, 19, 2])]).unwrap();
+                let want = [&alone[pos * vocab..][..vocab], &alone[70 * vocab..][..vocab]].concat();
+                alike(&format!("{file}, beside another"), &*device, &two, &want, vocab);
+            }
+
+            let uniform = m.uniform();
+            let mut cut = |pieces: &[usize], table: &[u32]| {
+                let (mut at, mut last) = (0, None);
+                for n in pieces {
+                    last = m.prompt(&tokens[at..at + n], at, table, true).unwrap();
+                    at += n;
+                }
+                last.unwrap()
+            };
+            let once = cut(&[75], &[0, 1, 2]);
+            if uniform {
+                alike(&format!("{file}, a prompt"), &*device, &once, &alone[74 * vocab..], vocab);
+            }
+            for pieces in [&[32, 43][..], &[1, 7, 64, 3], &[74, 1], &[10; 7]] {
+                let at: usize = pieces.iter().sum();
+                let want = if at == 75 { once.clone() } else { cut(&[at], &[0, 1, 2]) };
+                let got = cut(pieces, &[12, 5, 9]);
+                alike(&format!("{file}, a prompt as {pieces:?}"), &*device, &got, &want, vocab);
+            }
+        }
+    }
+}
+
+/// The interpreter panics on races and on what lies outside a buffer.
+#[test]
+fn the_interpreter_agrees_in_pages() {
+    for file in ["tiny/llama/llama.f16.gguf", "tiny/glm4_moe_lite/glm4_moe_lite.f16.gguf"] {
+        let mut m = load(Arc::new(InterpDevice::default()), packed_model(file), 40, Activations::F32);
+        let want = all_logits(&mut m, &[5, 6, 7, 8]);
+        let vocab = m.vocab();
+        let last = m.prompt(&[5, 6, 7], 0, &[1], true).unwrap().unwrap();
+        let d = distance(&last, &want[2 * vocab..3 * vocab], vocab);
+        assert!(d.max < 1e-3, "{file}: {d:?}");
+        let rows = [Row { token: 5, pos: 0, table: &[0] }, Row { token: 8, pos: 3, table: &[1] }];
+        let row = m.batch(&rows).unwrap();
+        let d = distance(&row, &[&want[..vocab], &want[3 * vocab..]].concat(), vocab);
+        assert!(d.max < 1e-3, "{file}: {d:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let file = packed_model("tiny/llama/llama.f16.gguf");
+    let device = devices().swap_remove(0);
+    let mut m = load(device, file, 64, Activations::F32);
+    assert_eq!(m.pages(), 2);
+    m.reserve(100).unwrap();
+    assert_eq!(m.pages(), 4);
+    assert!(m.prompt(&[1; 33], 0, &[0], false).is_err(), "one page");
+    assert!(m.prompt(&[1; 3], 62, &[0, 1, 2], false).is_err(), "behind the context");
+    assert!(m.prompt(&[], 0, &[0], false).is_err());
+    assert!(m.batch(&[Row { token: 1, pos: 0, table: &[4] }]).is_err(), "no such page");
+    assert!(m.batch(&[Row { token: m.vocab() as u32, pos: 0, table: &[0] }]).is_err());
+    assert!(m.batch(&[Row { token: 1, pos: 63, table: &[0, 3] }]).is_ok());
+}
+
+fn story(positions: usize, parallel: usize) -> Engine {
+    let file = Gguf::open(&root().join("app/models/storyteller-Q4_K_M.gguf")).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_gguf(&file).unwrap());
+    let device = Arc::new(CpuDevice::new(Default::default()).unwrap());
+    let options =
+        Options { context: Some(160), activations: None, drafts: false, schedules: Default::default() };
+    let mut model = Model::load(device, file, options, &mut |_, _| ()).unwrap();
+    model.reserve(positions).unwrap();
+    Engine::start(model, tokenizer, Limits { parallel, queue: 100 })
+}
+
+fn job(prompt: &[u32], tokens: usize) -> Job {
+    let request = Request { sampling: Sampling::greedy(), max_tokens: Some(tokens), ..Request::default() };
+    Job { prompt: prompt.to_vec(), request, logprobs: None, reuse: true, constraint: None }
+}
+
+/// Tokens and text of an answer.
+fn hear(mut stream: Stream) -> (Vec<u32>, String, Reason) {
+    let (mut ids, mut text) = (vec![], String::new());
+    while let Some(event) = stream.recv() {
+        match event {
+            Event::Started { .. } => {}
+            Event::Token { id, pieces, .. } => {
+                ids.push(id);
+                text.extend(pieces.into_iter().map(|p| p.text));
+            }
+            Event::Done { reason, pieces, .. } => {
+                text.extend(pieces.into_iter().map(|p| p.text));
+                return (ids, text, reason);
+            }
+            Event::Failed(why) => panic!("{why}"),
+        }
+    }
+    panic!("the stream has no end")
+}
+
+#[test]
+fn many_requests_at_once_are_answered_as_one_is() {
+    let single = story(160, 1);
+    let words = "Once upon a time there was a little dog who had a big red ball and a friend named Tim, ";
+    let text = single.tokenizer().encode(&words.repeat(4), false);
+    let mut rng = Rng::new(3);
+    let asked: Vec<(Vec<u32>, usize)> = (0..20)
+        .map(|_| {
+            let from = [0, 0, 5][rng.below(3)];
+            (text[from..from + 1 + rng.below(80)].to_vec(), 1 + rng.below(40))
+        })
+        .collect();
+    let want: Vec<_> = asked.iter().map(|(p, n)| hear(single.submit(job(p, *n)).unwrap())).collect();
+    assert!(single.metrics().reused_tokens > 0, "{:?}", single.metrics());
+    assert!(want.iter().any(|(_, text, _)| text.len() > 40));
+    single.stop();
+
+    // Plenty of pages, and so few that some are taken back.
+    for positions in [2048, 256] {
+        let engine = story(positions, 8);
+        let mut gone = vec![];
+        let streams: Vec<(usize, Stream)> = asked
+            .iter()
+            .enumerate()
+            .map(|(i, (prompt, n))| {
+                if i % 3 == 0 {
+                    gone.push(engine.submit(job(prompt, 100)).unwrap());
+                }
+                (i, engine.submit(job(prompt, *n)).unwrap())
+            })
+            .collect();
+        for (i, stream) in streams {
+            assert_eq!(hear(stream), want[i], "{:?}", asked[i]);
+            gone.pop();
+        }
+        // Another request makes a step, in which those that left are noticed.
+        hear(engine.submit(job(&asked[0].0, 1)).unwrap());
+        let m = engine.metrics();
+        assert_eq!((m.running, m.waiting, m.failed), (0, 0, 0), "{m:?}");
+        assert_eq!(m.requests, m.finished + m.cancelled, "{m:?}");
+        assert!(m.pages_used <= m.pages_total && (m.evicted > 0) == (positions == 256), "{m:?}");
+        engine.stop();
+        engine.stop();
+        assert_eq!(engine.submit(job(&[1], 1)).err(), Some(Refusal::Stopped));
+    }
+}
+
+#[test]
+fn requests_are_refused_and_cancelled() {
+    let engine = story(160, 1);
+    let context = engine.context();
+    assert_eq!(context, 160);
+    assert_eq!(engine.submit(job(&[], 1)).err(), Some(Refusal::Empty));
+    let long = engine.submit(job(&vec![1; context + 1], 1)).err();
+    assert_eq!(long, Some(Refusal::TooLong { tokens: context + 1, context }));
+    let streams: Vec<_> = (0..105).map(|_| engine.submit(job(&[1, 2, 3], 100))).collect();
+    assert!(matches!(streams.last(), Some(Err(Refusal::Full { waiting: 100 }))));
+    assert_eq!(engine.inspect(|_| ()).err(), Some(Refusal::Busy));
+    engine.stop();
+    let ends = streams.into_iter().flatten().map(hear);
+    assert!(ends.filter(|e| e.2 == Reason::Cancelled).count() > 90);
+    assert_eq!(engine.metrics().running, 0);
+}
