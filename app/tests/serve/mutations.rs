@@ -24,13 +24,14 @@ fn damaged(body: &[u8], others: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
             0 => body[at] = rng.bits() as u8,
             1 => drop(body.remove(at)),
             2 => body.truncate(at),
-            3 => body
-                .splice(at..at, *rng.choose(&[&b"null"[..], b"[]", b"{}", b"-1", b"1e999", b"\"\""]))
-                .for_each(drop),
+            3 => {
+                let value: &[u8] = rng.choose(&[&b"null"[..], b"[]", b"{}", b"-1", b"1e999", b"\"\""]);
+                drop(body.splice(at..at, value.iter().copied()));
+            }
             4 => {
                 let other = rng.choose(others);
                 let from = rng.below(other.len().max(1));
-                body.splice(at..at, other[from..].iter().take(40).copied()).for_each(drop);
+                drop(body.splice(at..at, other[from..].iter().take(40).copied()));
             }
             _ => {
                 let end = (at + rng.below(30)).min(body.len());
