@@ -25,8 +25,8 @@ fn damaged(body: &[u8], others: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
             1 => drop(body.remove(at)),
             2 => body.truncate(at),
             3 => {
-                let value: &[u8] = rng.choose(&[&b"null"[..], b"[]", b"{}", b"-1", b"1e999", b"\"\""]);
-                drop(body.splice(at..at, value.iter().copied()));
+                let value = *rng.choose(&["null", "[]", "{}", "-1", "1e999", "\"\""]);
+                drop(body.splice(at..at, value.bytes()));
             }
             4 => {
                 let other = rng.choose(others);
