@@ -166,7 +166,7 @@ fn main() {
             std::thread::sleep(Duration::from_millis(50));
             let mut middle = middle.lock().unwrap();
             if middle.is_none() && began.elapsed() > half {
-                *middle = memory(server.id());
+                *middle = memory(server.child.id());
             }
         }
         stop.store(true, Ordering::Relaxed);
@@ -192,7 +192,7 @@ fn main() {
         get(&counts.wrong)
     );
     assert!(whole > 10 && get(&counts.vanished) > 5 && get(&counts.wrong) > 5, "too little happened");
-    match (*middle.lock().unwrap(), memory(server.id())) {
+    match (*middle.lock().unwrap(), memory(server.child.id())) {
         (Some(middle), Some(end)) => {
             println!("memory {} MB in the middle, {} MB at the end", middle >> 20, end >> 20);
             assert!(end < middle + SLACK, "memory grew from {middle} to {end}");

@@ -91,7 +91,7 @@ impl Constraint for Guide {
 mod tests {
     use super::*;
     use crate::gguf::Gguf;
-    use crate::tools::grammar::{self, Must};
+    use crate::tools::grammar::{self, Must, Thought};
     use crate::tools::{Call, Event, Form, Parser, Tool};
     use compiler::rng::Rng;
     use serde_json::{Value, json};
@@ -168,13 +168,13 @@ mod tests {
             "additionalProperties": false,
             "$defs": {"age": {"type": "integer", "minimum": 0, "maximum": 120}},
         });
-        let grammar = grammar::document(&schema, false);
+        let grammar = grammar::document(&schema, Thought::No);
         for _ in 0..5 {
             let text = babble(&tokenizer, &mut vocabulary.guide(&grammar).unwrap(), &mut rng);
             let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text:?}"));
             assert!((0..=120).contains(&value["age"].as_i64().unwrap()), "{text}");
         }
-        let grammar = grammar::document(&json!({"type": "boolean"}), true);
+        let grammar = grammar::document(&json!({"type": "boolean"}), Thought::Open);
         let text = babble(&tokenizer, &mut vocabulary.guide(&grammar).unwrap(), &mut rng);
         let (_, answer) = text.split_once("</think>").unwrap();
         assert!(["true", "false"].contains(&answer.trim()), "{text}");
@@ -186,8 +186,8 @@ mod tests {
         let vocabulary = Vocabulary::new(&tokenizer).unwrap();
         for form in [Form::Glm, Form::Hermes, Form::DeepSeek, Form::DeepSeekPlain] {
             for parallel in [false, true] {
-                let grammar = grammar::calls(form, &tools(), Must::Call, parallel, false);
-                for _ in 0..4 {
+                let grammar = grammar::calls(form, &tools(), Must::Call, parallel, Thought::No);
+                for _ in 0..2 {
                     let text = babble(&tokenizer, &mut vocabulary.guide(&grammar).unwrap(), &mut rng);
                     let (mut parser, mut out) = (Parser::new(form, tools()), vec![]);
                     parser.push(&text, &mut out);
@@ -207,7 +207,7 @@ mod tests {
         let (tokenizer, mut rng) = (tokenizer(), Rng::new(3));
         let vocabulary = Vocabulary::new(&tokenizer).unwrap();
         for form in [Form::Glm, Form::Hermes] {
-            let grammar = grammar::calls(form, &tools(), Must::May, true, false);
+            let grammar = grammar::calls(form, &tools(), Must::May(None), true, Thought::No);
             let mut guide = vocabulary.guide(&grammar).unwrap();
             for id in tokenizer.encode("I look. 1 < 2\n", false) {
                 guide.accept(id).unwrap();
@@ -228,9 +228,32 @@ mod tests {
     }
 
     #[test]
+    fn a_document_or_a_call() {
+        let tokenizer = tokenizer();
+        let vocabulary = Vocabulary::new(&tokenizer).unwrap();
+        let schema = json!({"type": "array", "items": {"type": "integer"}, "maxItems": 2});
+        let grammar = grammar::calls(Form::Glm, &tools(), Must::May(Some(&schema)), true, Thought::Free);
+        for (text, fits) in [
+            ("[1, 2]", true),
+            ("<think>hm</think>\n\n[1]", true),
+            ("<tool_call>weather_now</tool_call>", true),
+            ("<tool_call>weather_now</tool_call>\n<tool_call>weather_now</tool_call>", true),
+            ("hello", false),
+            ("<tool_call>storm</tool_call>", false),
+            ("[1, 2, 3]", false),
+        ] {
+            let mut guide = vocabulary.guide(&grammar).unwrap();
+            let ids = tokenizer.encode(text, true);
+            let end = tokenizer.ends()[0];
+            let taken = ids.iter().chain([&end]).try_for_each(|id| guide.accept(*id));
+            assert_eq!(taken.is_ok(), fits, "{text}: {taken:?}");
+        }
+    }
+
+    #[test]
     fn schemas_that_make_no_sense_are_refused() {
         let vocabulary = Vocabulary::new(&tokenizer()).unwrap();
-        let refused = |schema| vocabulary.guide(&grammar::document(&schema, false)).is_err();
+        let refused = |schema| vocabulary.guide(&grammar::document(&schema, Thought::Free)).is_err();
         assert!(refused(json!({"type": "nothing"})));
         assert!(refused(json!({"type": "object", "properties": 3})));
         assert!(!refused(json!({"type": "object"})));

@@ -8,7 +8,7 @@ use llm::chat;
 use llm::constrain::Guide;
 use llm::engine::{Constraint, Job};
 use llm::generate::Request;
-use llm::tools::grammar::{self, Must};
+use llm::tools::grammar::{self, Must, Thought};
 use llm::tools::{Form, Parser, Tool};
 use serde_json::{Map, Value, json};
 
@@ -99,8 +99,7 @@ impl Ask {
                 format!("{id} is no token of this model, which has {vocab}"),
             ));
         }
-        let thinking = self.request.split_reasoning && opens_thought(&prompt, ready);
-        let grammar = self.grammar(form, thinking)?;
+        let grammar = self.grammar(form, thought(&prompt, ready))?;
         let tools = std::mem::take(&mut self.tools);
         let mut talk = Talk::new(ready);
         for i in 0..self.n {
@@ -118,12 +117,12 @@ impl Ask {
     }
 
     /// What the answer has to be, and the field that says so.
-    fn grammar(&self, form: Option<Form>, thinking: bool) -> Result<Option<(String, &'static str)>> {
+    fn grammar(&self, form: Option<Form>, thought: Thought) -> Result<Option<(String, &'static str)>> {
         let Some(form) = form else {
             if let (Choice::Required | Choice::Named(_), true) = (&self.choice, self.tools.is_empty()) {
                 return Err(Refused::field("tool_choice", "there are no `tools` to choose from"));
             }
-            let made = |(schema, field): &(Value, _)| (grammar::document(schema, thinking), *field);
+            let made = |(schema, field): &(Value, _)| (grammar::document(schema, thought), *field);
             return Ok(self.schema.as_ref().map(made));
         };
         let (tools, must): (Vec<Tool>, Must) = match &self.choice {
@@ -136,13 +135,11 @@ impl Ask {
                 (one, Must::Call)
             }
             Choice::Required => (self.tools.clone(), Must::Call),
-            Choice::None | Choice::Auto => (self.tools.clone(), Must::May),
+            Choice::None | Choice::Auto => {
+                (self.tools.clone(), Must::May(self.schema.as_ref().map(|(schema, _)| schema)))
+            }
         };
-        if let (Must::May, Some((schema, field))) = (must, &self.schema) {
-            // An answer in a format is no call.
-            return Ok(Some((grammar::document(schema, thinking), field)));
-        }
-        Ok(Some((grammar::calls(form, &tools, must, self.parallel, thinking), "tools")))
+        Ok(Some((grammar::calls(form, &tools, must, self.parallel, thought), "tools")))
     }
 }
 
@@ -153,10 +150,17 @@ fn guide(ready: &Ready, grammar: &str, field: &str) -> Result<Guide> {
         .map_err(|e| Refused::field(field, format!("this schema cannot be enforced: {e}")))
 }
 
-fn opens_thought(prompt: &[u32], ready: &Ready) -> bool {
+/// What the end of a prompt says about reasoning.
+fn thought(prompt: &[u32], ready: &Ready) -> Thought {
     let last = &prompt[prompt.len().saturating_sub(12)..];
     let bytes: Vec<u8> = last.iter().flat_map(|&id| ready.engine.tokenizer().piece(id)).copied().collect();
-    String::from_utf8_lossy(&bytes).trim_end().ends_with("<think>")
+    let text = String::from_utf8_lossy(&bytes);
+    let knows = ready.style.as_ref().is_some_and(|s| s.source().contains("<think>"));
+    match text.trim_end() {
+        end if end.ends_with("<think>") => Thought::Open,
+        end if end.ends_with("</think>") || !knows => Thought::No,
+        _ => Thought::Free,
+    }
 }
 
 /// Earlier calls carry their arguments as JSON text; most templates want the object.

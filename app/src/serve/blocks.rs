@@ -1,6 +1,7 @@
 //! Answers in blocks, as Anthropic's messages and OpenAI's responses have them. In: bits of one answer. Out: blocks of
 //! reasoning, text and calls, and how each opens, grows and closes.
 
+use super::error::Result;
 use super::fields::new_id;
 use super::talk::{Bit, End, Said, Talk};
 use llm::tools::Call;
@@ -92,12 +93,12 @@ impl Blocks {
     }
 
     /// Waits for the end.
-    pub async fn whole(talk: &mut Talk) -> Result<Blocks, String> {
+    pub async fn whole(talk: &mut Talk) -> Result<Blocks> {
         let mut blocks = Blocks::default();
         while let Some(said) = talk.next().await {
             match said {
                 Said::Started => {}
-                Said::Failed(text) => return Err(text),
+                Said::Failed(refused) => return Err(refused),
                 Said::Bit { bit, .. } => drop(blocks.take(bit)),
             }
         }

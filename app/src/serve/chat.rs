@@ -208,7 +208,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
         return Ok(events(|out| stream(out, talk, head, manner)));
     }
     let context = ready.engine.context();
-    let whole = whole(talk).await.map_err(failed)?;
+    let whole = whole(talk).await?;
     let mut choices = vec![];
     let mut speeds = Value::Null;
     for (i, bit) in whole.answers.into_iter().enumerate() {
@@ -227,11 +227,6 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     value["usage"] = usage(&whole.usage);
     value["timings"] = speeds;
     Ok(json(StatusCode::OK, &value))
-}
-
-/// An answer that the model could not end.
-pub fn failed(message: String) -> Refused {
-    Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
 pub struct Head {
@@ -281,6 +276,7 @@ pub fn usage(usage: &Usage) -> Value {
         "completion_tokens": usage.generated,
         "total_tokens": usage.prompt + usage.generated,
         "prompt_tokens_details": {"cached_tokens": usage.reused},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     })
 }
 
@@ -304,7 +300,7 @@ async fn stream(out: Events, mut talk: Talk, head: Head, manner: Manner) -> std:
     while let Some(said) = talk.next().await {
         let (answer, bit) = match said {
             Said::Started => continue,
-            Said::Failed(text) => return out.data(&failed(text).body(Dialect::OpenAi)).await,
+            Said::Failed(refused) => return out.data(&refused.body(Dialect::OpenAi)).await,
             Said::Bit { answer, bit } => (answer, bit),
         };
         if calls[answer].is_none() {

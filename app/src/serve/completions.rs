@@ -1,7 +1,7 @@
 //! `POST /v1/completions`: OpenAI's continuation of plain text.
 
 use super::ask::{Ask, Input, MOST_ANSWERS};
-use super::chat::{Head, StreamOptions, failed, finish, usage};
+use super::chat::{Head, StreamOptions, finish, usage};
 use super::error::{Dialect, Refused, Result};
 use super::fields::{Knobs, count, new_id, read, unix_time};
 use super::http::{Events, Gone, Reply, blocking, events, json};
@@ -106,7 +106,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let context = ready.engine.context();
     let (mut choices, mut speeds, mut used) = (vec![], Value::Null, Usage::default());
     for part in parts {
-        let all = whole(part.talk).await.map_err(failed)?;
+        let all = whole(part.talk).await?;
         add(&mut used, &all.usage);
         for bit in all.answers {
             let mut offset = part.echo.chars().count();
@@ -129,6 +129,7 @@ fn add(sum: &mut Usage, one: &Usage) {
     sum.prompt += one.prompt;
     sum.reused += one.reused;
     sum.generated += one.generated;
+    sum.reasoning += one.reasoning;
 }
 
 /// `offset` is where the next token's text begins, in characters.
@@ -173,7 +174,7 @@ async fn stream(out: Events, parts: Vec<Part>, head: Head, manner: Manner) -> st
         while let Some(said) = talk.next().await {
             let (answer, bit) = match said {
                 Said::Started => continue,
-                Said::Failed(text) => return out.data(&failed(text).body(Dialect::OpenAi)).await,
+                Said::Failed(refused) => return out.data(&refused.body(Dialect::OpenAi)).await,
                 Said::Bit { answer, bit } => (answer, bit),
             };
             if !bit.is_empty() {

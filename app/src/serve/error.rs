@@ -14,10 +14,11 @@ pub struct Refused {
     pub param: Option<String>,
     pub code: Option<&'static str>,
     /// Seconds after which another try makes sense.
-    pub retry: Option<u64>,
-    pub allow: Option<String>,
+    pub retry: Option<u16>,
+    /// The method that the path has.
+    pub allow: Option<&'static str>,
     /// Loading: how much is done.
-    pub progress: Option<f64>,
+    pub progress: Option<f32>,
 }
 
 pub type Result<T> = std::result::Result<T, Refused>;
@@ -46,12 +47,17 @@ impl Refused {
         Refused::new(StatusCode::BAD_REQUEST, message)
     }
 
+    /// An answer that the model could not end.
+    pub fn failed(message: String) -> Refused {
+        Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
     pub fn internal() -> Refused {
         let text = "the server met an error of its own; the request may be sent again";
         Refused::new(StatusCode::INTERNAL_SERVER_ERROR, text)
     }
 
-    pub fn loading(progress: f64) -> Refused {
+    pub fn loading(progress: f32) -> Refused {
         let new = Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the model is being loaded");
         Refused { code: Some("loading"), retry: Some(1), progress: Some(progress), ..new }
     }
@@ -102,8 +108,8 @@ impl Refused {
         if let Some(seconds) = self.retry {
             headers.insert(RETRY_AFTER, seconds.into());
         }
-        if let Some(allow) = self.allow.as_deref().and_then(|a| HeaderValue::from_str(a).ok()) {
-            headers.insert(ALLOW, allow);
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

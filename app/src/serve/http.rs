@@ -11,7 +11,7 @@ use hyper::{Response, StatusCode};
 use serde_json::Value;
 use std::convert::Infallible;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -114,6 +114,9 @@ pub fn json(status: StatusCode, value: &Value) -> Reply {
     text(status, "application/json", value.to_string())
 }
 
+/// After so long without an event a comment is sent, so that nobody between here and the client takes it for dead.
+const IDLE: Duration = Duration::from_secs(10);
+
 /// Where events are written.
 pub struct Events(Sender<Bytes>);
 
@@ -142,8 +145,17 @@ where
     F: Future<Output = std::result::Result<(), Gone>> + Send + 'static,
 {
     let (sender, chunks) = channel(16);
+    let idle = Events(sender.clone());
     let filled = fill(Events(sender));
-    let filler = Task::spawn(async move { drop(filled.await) });
+    let filler = Task::spawn(async move {
+        let mut filled = pin!(filled);
+        // The comments' sender goes with this task: the stream ends when it is filled.
+        while tokio::time::timeout(IDLE, filled.as_mut()).await.is_err() {
+            if idle.write(": waiting\n\n".into()).await.is_err() {
+                return;
+            }
+        }
+    });
     let mut reply = Response::new(Content::Streamed { chunks, _filler: filler });
     let headers = reply.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

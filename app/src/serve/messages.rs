@@ -2,7 +2,7 @@
 
 use super::ask::{Ask, Choice, Input};
 use super::blocks::{Block, Blocks, Change, Grown};
-use super::chat::{failed, tool};
+use super::chat::tool;
 use super::error::{Dialect, Refused, Result};
 use super::fields::{Knobs, content_text, new_id, read};
 use super::http::{Events, Gone, Reply, blocking, events, json};
@@ -10,8 +10,6 @@ use super::talk::{End, Finish, Model, Said, Talk, Usage};
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::time::Duration;
-use tokio::time::timeout;
 
 #[derive(Deserialize)]
 struct Body {
@@ -29,9 +27,6 @@ struct Body {
 struct Thinking {
     r#type: String,
 }
-
-/// After so long without an event a ping is sent.
-const PING: Duration = Duration::from_secs(10);
 
 /// Whether the answer is streamed. `counts`: only the prompt matters.
 pub fn parse(document: &Value, vocab: usize, counts: bool) -> Result<(Ask, bool)> {
@@ -143,7 +138,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     if streamed {
         return Ok(events(|out| stream(out, talk, id, ready.id.clone())));
     }
-    let blocks = Blocks::whole(&mut talk).await.map_err(failed)?;
+    let blocks = Blocks::whole(&mut talk).await?;
     let content: Vec<Value> = blocks.all.iter().map(block).collect();
     let mut value = shell(&id, &ready.id, content.into(), usage(&talk.usage));
     if let Some(end) = &blocks.end {
@@ -201,22 +196,14 @@ fn block(of: &Block) -> Value {
 
 async fn stream(out: Events, mut talk: Talk, id: String, model: String) -> std::result::Result<(), Gone> {
     let mut blocks = Blocks::default();
-    loop {
-        let said = match timeout(PING, talk.next()).await {
-            Err(_) => {
-                out.named("ping", &json!({"type": "ping"})).await?;
-                continue;
-            }
-            Ok(None) => break,
-            Ok(Some(said)) => said,
-        };
+    while let Some(said) = talk.next().await {
         match said {
             Said::Started => {
                 let message = shell(&id, &model, json!([]), usage(&talk.usage));
                 out.named("message_start", &json!({"type": "message_start", "message": message})).await?;
                 out.named("ping", &json!({"type": "ping"})).await?;
             }
-            Said::Failed(text) => return out.named("error", &failed(text).body(Dialect::Anthropic)).await,
+            Said::Failed(refused) => return out.named("error", &refused.body(Dialect::Anthropic)).await,
             Said::Bit { bit, .. } => {
                 for change in blocks.take(bit) {
                     tell(&out, change).await?;

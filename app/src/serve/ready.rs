@@ -100,9 +100,9 @@ impl Server {
     }
 
     /// From 0 to 1.
-    pub fn progress(&self) -> f64 {
+    pub fn progress(&self) -> f32 {
         let (done, of) = (self.loaded.load(Ordering::Relaxed), self.to_load.load(Ordering::Relaxed));
-        if of == 0 { 0.0 } else { done as f64 / of as f64 }
+        if of == 0 { 0.0 } else { (done as f64 / of as f64) as f32 }
     }
 
     /// Takes as long for a wrong key as for the right one.

@@ -2,7 +2,7 @@
 
 use super::ask::{Ask, Input};
 use super::blocks::{Block, Blocks, Change, Grown};
-use super::chat::{choice, effort_arguments, failed, tool};
+use super::chat::{choice, effort_arguments, tool};
 use super::error::{Refused, Result};
 use super::fields::{Knobs, content_text, new_id, read, unix_time};
 use super::http::{Events, Gone, Reply, blocking, events, json};
@@ -173,7 +173,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     if shell.echo.stream {
         return Ok(events(|out| stream(out, talk, shell)));
     }
-    let blocks = Blocks::whole(&mut talk).await.map_err(failed)?;
+    let blocks = Blocks::whole(&mut talk).await?;
     Ok(json(StatusCode::OK, &shell.ended(&blocks, &talk.usage)))
 }
 
@@ -207,7 +207,7 @@ impl Shell {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.reused},
             "output_tokens": usage.generated,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.generated,
         });
         value
@@ -322,9 +322,9 @@ async fn stream(out: Events, mut talk: Talk, shell: Shell) -> std::result::Resul
     while let Some(said) = talk.next().await {
         match said {
             Said::Started => {}
-            Said::Failed(text) => {
+            Said::Failed(refused) => {
                 let mut value = shell.value("failed", vec![]);
-                value["error"] = json!({"code": "server_error", "message": text});
+                value["error"] = json!({"code": "server_error", "message": refused.message});
                 return out.send("response.failed", json!({"response": value})).await;
             }
             Said::Bit { bit, .. } => {

@@ -79,18 +79,17 @@ impl Route {
     }
 }
 
-/// The entry and what stands for `{id}`; or which methods there are; or nothing.
+/// The entry and what stands for `{id}`. A path has one method.
 pub fn find<'a>(method: &Method, path: &'a str) -> Result<(&'static Route, &'a str)> {
-    let with_path: Vec<_> = ROUTES.iter().filter_map(|r| r.matches(path).map(|id| (r, id))).collect();
-    if let Some(found) = with_path.iter().find(|(r, _)| *method == r.method) {
-        return Ok(*found);
-    }
-    if with_path.is_empty() {
+    let with_path = ROUTES.iter().find_map(|r| r.matches(path).map(|id| (r, id)));
+    let Some((route, id)) = with_path else {
         let text = format!("there is nothing at {path}; /openapi.json says what there is");
         return Err(Refused { code: Some("not_found"), ..Refused::new(StatusCode::NOT_FOUND, text) });
+    };
+    if *method == route.method {
+        return Ok((route, id));
     }
-    let methods: Vec<&str> = with_path.iter().map(|(r, _)| r.method).collect();
-    let allow = methods.join(", ");
+    let allow = route.method;
     let text = format!("{path} answers {allow}, not {method}");
     let refused = Refused::new(StatusCode::METHOD_NOT_ALLOWED, text);
     Err(Refused { code: Some("method_not_allowed"), allow: Some(allow), ..refused })

@@ -3,8 +3,9 @@
 //!
 //! Dropping a [`Talk`] cancels its answers.
 
+use super::error::{Refused, Result};
 use super::ready::Ready;
-use llm::engine::{Event, Logprobs, Stream};
+use llm::engine::{Engine, Event, Logprobs, Refusal, Stream};
 use llm::generate::{Reason, Stats};
 use llm::stream::Piece;
 use llm::tokenizer::Tokenizer;
@@ -63,7 +64,7 @@ pub enum Said {
         answer: usize,
         bit: Bit,
     },
-    Failed(String),
+    Failed(Refused),
 }
 
 /// Tokens of a prompt and its answers.
@@ -72,6 +73,8 @@ pub struct Usage {
     pub prompt: usize,
     pub reused: usize,
     pub generated: usize,
+    /// Of these, tokens of reasoning.
+    pub reasoning: usize,
 }
 
 struct Voice {
@@ -84,8 +87,7 @@ struct Voice {
 }
 
 pub struct Talk {
-    ready_context: usize,
-    engine: llm::engine::Engine,
+    engine: Engine,
     voices: Vec<Voice>,
     started: bool,
     pub usage: Usage,
@@ -93,13 +95,7 @@ pub struct Talk {
 
 impl Talk {
     pub fn new(ready: &Ready) -> Talk {
-        Talk {
-            ready_context: ready.engine.context(),
-            engine: ready.engine.clone(),
-            voices: vec![],
-            started: false,
-            usage: Usage::default(),
-        }
+        Talk { engine: ready.engine.clone(), voices: vec![], started: false, usage: Usage::default() }
     }
 
     pub fn add(&mut self, stream: Stream, parser: Option<Parser>) {
@@ -148,6 +144,7 @@ impl Talk {
             }
             Some(Event::Token { id, pieces, logprobs }) => {
                 self.usage.generated += 1;
+                self.usage.reasoning += usize::from(pieces.iter().any(|p| p.reasoning));
                 let tokenizer = self.engine.tokenizer();
                 let likely = logprobs.filter(|_| speaks(tokenizer, id)).map(|l| likely(tokenizer, id, l));
                 let bit = voice.hear(pieces, likely, None);
@@ -156,7 +153,7 @@ impl Talk {
             Some(Event::Done { reason, pieces, stats }) => {
                 voice.stream = None;
                 let (finish, stop) = match reason {
-                    Reason::Cancelled => return Some(Said::Failed("the server is stopping".into())),
+                    Reason::Cancelled => return Some(Said::Failed(Refusal::Stopped.into())),
                     Reason::End => (Finish::Stop, None),
                     Reason::Stop(text) => (Finish::Stop, Some(text)),
                     Reason::Length | Reason::Context => (Finish::Length, None),
@@ -166,18 +163,18 @@ impl Talk {
             }
             Some(Event::Failed(text)) => {
                 voice.stream = None;
-                Some(Said::Failed(text))
+                Some(Said::Failed(Refused::failed(text)))
             }
             None => {
                 voice.stream = None;
-                Some(Said::Failed("the server is stopping".into()))
+                Some(Said::Failed(Refusal::Stopped.into()))
             }
         }
     }
 
     /// Speeds of one answer, for people who watch.
     pub fn timings(&self, stats: &Stats) -> Value {
-        timings(stats, self.ready_context)
+        timings(stats, self.engine.context())
     }
 }
 
@@ -253,12 +250,12 @@ pub struct Whole {
 }
 
 /// Waits for the end of all answers.
-pub async fn whole(mut talk: Talk) -> Result<Whole, String> {
+pub async fn whole(mut talk: Talk) -> Result<Whole> {
     let mut answers: Vec<Bit> = talk.voices.iter().map(|_| Bit::default()).collect();
     while let Some(said) = talk.next().await {
         match said {
             Said::Started => {}
-            Said::Failed(text) => return Err(text),
+            Said::Failed(refused) => return Err(refused),
             Said::Bit { answer, bit } => {
                 let all = &mut answers[answer];
                 all.reasoning.push_str(&bit.reasoning);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// A server of its own, ended with the test.
 pub struct Server {
-    child: Child,
+    pub child: Child,
     pub address: SocketAddr,
 }
 
@@ -90,10 +90,6 @@ impl Server {
             assert!(began.elapsed() < within, "the server still runs");
             std::thread::sleep(Duration::from_millis(20));
         }
-    }
-
-    pub fn id(&self) -> u32 {
-        self.child.id()
     }
 }
 

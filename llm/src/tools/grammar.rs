@@ -12,40 +12,54 @@ use std::fmt::Write;
 const WHITE: &str = r"( |\n {0,24})?";
 
 /// Whether and how tools are called.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Must {
-    /// The model decides.
-    May,
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Must<'a> {
+    /// The model decides. What is no call is text, or a document of the schema.
+    May(Option<&'a Value>),
     /// At least one call.
     Call,
 }
 
-/// A grammar of an answer that is one JSON document. `thinking`: reasoning comes first, and the prompt has opened it.
-pub fn document(schema: &Value, thinking: bool) -> String {
-    let mut out = beginning("answer", thinking);
+/// Whether reasoning comes before an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Thought {
+    No,
+    /// If the model opens it.
+    Free,
+    /// The prompt has opened it.
+    Open,
+}
+
+/// A grammar of an answer that is one JSON document.
+pub fn document(schema: &Value, thought: Thought) -> String {
+    let mut out = beginning(thought);
     let _ = writeln!(out, "answer: {}", json_rule(schema));
     out
 }
 
 /// A grammar of answers that may or must call tools.
-pub fn calls(form: Form, tools: &[Tool], must: Must, parallel: bool, thinking: bool) -> String {
-    let mut out = beginning("answer", thinking);
+pub fn calls(form: Form, tools: &[Tool], must: Must, parallel: bool, thought: Thought) -> String {
+    let mut out = beginning(thought);
     let open = form.open();
     let escaped = regex_escape(open);
     match must {
-        Must::May => {
+        Must::May(None) => {
             let many = if parallel { "*" } else { "?" };
             let _ = writeln!(out, "answer: (head call){many} TAIL?");
             let _ = writeln!(out, "head[lazy]: /(?s:.*){escaped}/");
             let _ = writeln!(out, "TAIL: /(?s:.+)/ & ~/(?s:.*){escaped}(?s:.*)/");
         }
-        Must::Call => {
+        Must::Call | Must::May(Some(_)) => {
             let more = if parallel { format!(" (\"\\n\"? {} call)*", text(open)) } else { String::new() };
             let (before, behind) = match form.around() {
                 [begin, end] => (format!("{} ", text(begin)), format!(" {}", text(end))),
                 _ => (String::new(), String::new()),
             };
-            let _ = writeln!(out, "answer: \"\\n\"? {before}{} call{more}{behind}", text(open));
+            let or = match must {
+                Must::May(Some(schema)) => format!(" | {}", json_rule(schema)),
+                _ => String::new(),
+            };
+            let _ = writeln!(out, "answer: \"\\n\"? {before}{} call{more}{behind}{or}", text(open));
         }
     }
     let names: Vec<String> = (0..tools.len()).map(|i| format!("tool{i}")).collect();
@@ -62,11 +76,13 @@ pub fn calls(form: Form, tools: &[Tool], must: Must, parallel: bool, thinking: b
     out
 }
 
-fn beginning(then: &str, thinking: bool) -> String {
-    match thinking {
-        true => format!("start: think \"\\n\"? \"\\n\"? {then}\nthink[lazy]: /(?s:.*)<\\/think>/\n"),
-        false => format!("start: {then}\n"),
-    }
+fn beginning(thought: Thought) -> String {
+    let start = match thought {
+        Thought::No => return "start: answer\n".into(),
+        Thought::Free => r#"("<think>" think "\n"? "\n"?)? answer"#,
+        Thought::Open => r#"think "\n"? "\n"? answer"#,
+    };
+    format!("start: {start}\nthink[lazy]: /(?s:.*)<\\/think>/\n")
 }
 
 /// A text as a Lark literal.
