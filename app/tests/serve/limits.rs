@@ -2,18 +2,22 @@
 
 use crate::Server;
 use crate::client::{Reply, Request};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A long answer.
-fn long(more: Value) -> String {
-    let mut body =
-        json!({"prompt": "Once upon a time", "max_tokens": 900, "temperature": 0.9, "logit_bias": {}});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body.to_string()
+/// A request for an answer that does not end before 900 tokens: what would end it is banned.
+fn long(server: &Server, stream: bool) -> Request {
+    let ends = "<|endoftext|><|user|><|observation|>";
+    let ids = server.post("/tokenize", &json!({"content": ends})).ok().json();
+    let banned: Map<String, Value> =
+        ids["tokens"].as_array().unwrap().iter().map(|id| (id.to_string(), json!(-100))).collect();
+    assert_eq!(banned.len(), 3);
+    let body =
+        json!({"prompt": "Once upon a time", "max_tokens": 900, "logit_bias": banned, "stream": stream});
+    Request::new("POST", "/v1/completions").body(body.to_string())
 }
 
 #[test]
@@ -41,16 +45,20 @@ fn bodies_have_a_limit() {
 #[test]
 fn a_full_queue_is_refused() {
     let server = Server::ready(&["--parallel", "1", "--queue", "1"]);
-    let mut open = vec![];
+    let request = long(&server, true);
+    let open: Vec<_> = (0..4).map(|_| request.open(server.address).unwrap()).collect();
     let began = Instant::now();
     let refused = loop {
-        assert!(began.elapsed() < Duration::from_secs(20), "never full");
-        let body = long(json!({"stream": true}));
-        open.push(Request::new("POST", "/v1/completions").body(body).open(server.address).unwrap());
-        let reply = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
-        if reply.status != 200 {
+        // Whoever gets a place gives it up by going away.
+        let stream = Request::new("POST", "/v1/completions")
+            .body(json!({"prompt": "a", "max_tokens": 1}).to_string())
+            .open(server.address)
+            .unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        if let Ok(reply) = Reply::read(stream) {
             break reply;
         }
+        assert!(began.elapsed() < Duration::from_secs(20), "never full");
     };
     assert_eq!(
         (refused.status, refused.json()["error"]["code"].as_str().map(String::from)),
@@ -59,9 +67,7 @@ fn a_full_queue_is_refused() {
     assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
     let messages = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
     let reply = server.post("/v1/messages", &messages);
-    if reply.status == 429 {
-        assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
-    }
+    assert_eq!((reply.status, &reply.json()["error"]["type"]), (429, &json!("rate_limit_error")));
     drop(open);
     server.settle();
     assert_eq!(server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).status, 200);
@@ -70,11 +76,10 @@ fn a_full_queue_is_refused() {
 #[test]
 fn clients_that_vanish_free_their_place() {
     let server = Server::ready(&["--parallel", "2", "--queue", "64"]);
-    let body = long(json!({"stream": true}));
+    let (streamed, whole) = (long(&server, true), long(&server, false));
     let mut streams = vec![];
     for _ in 0..8 {
-        let mut stream =
-            Request::new("POST", "/v1/completions").body(body.clone()).open(server.address).unwrap();
+        let mut stream = streamed.open(server.address).unwrap();
         let mut first = [0; 64];
         if streams.is_empty() {
             stream.read_exact(&mut first).unwrap();
@@ -83,9 +88,7 @@ fn clients_that_vanish_free_their_place() {
     }
     // Some of them wait for a whole answer.
     for _ in 0..4 {
-        streams.push(
-            Request::new("POST", "/v1/completions").body(long(json!({}))).open(server.address).unwrap(),
-        );
+        streams.push(whole.open(server.address).unwrap());
     }
     drop(streams);
     let began = Instant::now();
@@ -138,8 +141,7 @@ fn signals_end_it_cleanly() {
     for (signal, busy) in [("-INT", false), ("-TERM", true)] {
         let mut server = Server::ready(&[]);
         let stream = busy.then(|| {
-            let request = Request::new("POST", "/v1/completions").body(long(json!({"stream": true})));
-            let mut stream = request.open(server.address).unwrap();
+            let mut stream = long(&server, true).open(server.address).unwrap();
             stream.read_exact(&mut [0; 64]).unwrap();
             stream
         });
@@ -149,8 +151,7 @@ fn signals_end_it_cleanly() {
         drop(stream);
     }
     let mut server = Server::ready(&[]);
-    let request = Request::new("POST", "/v1/completions").body(long(json!({"stream": true})));
-    let mut stream = request.open(server.address).unwrap();
+    let mut stream = long(&server, true).open(server.address).unwrap();
     stream.read_exact(&mut [0; 64]).unwrap();
     server.signal("-INT");
     std::thread::sleep(Duration::from_millis(200));
