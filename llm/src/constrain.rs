@@ -69,12 +69,15 @@ pub struct Guide {
 impl Constraint for Guide {
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        let words = allowed.as_slice().iter().copied().chain(std::iter::repeat(0));
         let mut some = false;
-        for (id, logit) in logits.iter_mut().enumerate() {
-            match id < allowed.len() && allowed.is_allowed(id as u32) {
-                true => some |= *logit > f32::NEG_INFINITY,
-                false => *logit = f32::NEG_INFINITY,
+        for (logits, word) in logits.chunks_mut(32).zip(words) {
+            for (bit, logit) in logits.iter_mut().enumerate().filter(|_| word != u32::MAX) {
+                if word >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
             }
+            some = some || logits.iter().any(|l| *l > f32::NEG_INFINITY);
         }
         if some { Ok(()) } else { Err("no token may follow in the answer's grammar".into()) }
     }

@@ -106,8 +106,8 @@ impl Ask {
             let mut request = self.request.clone();
             request.sampling.seed = request.sampling.seed.wrapping_add(i as u64);
             let constraint = match &grammar {
-                Some((text, field)) => Some(Box::new(guide(ready, text, field)?) as Box<dyn Constraint>),
                 None => None,
+                Some(bound) => bound.guide(ready)?.map(|g| Box::new(g) as Box<dyn Constraint>),
             };
             let (prompt, logprobs, reuse) = (prompt.clone(), self.logprobs, self.reuse);
             let stream = ready.engine.submit(Job { prompt, request, logprobs, reuse, constraint })?;
@@ -116,13 +116,17 @@ impl Ask {
         Ok(talk)
     }
 
-    /// What the answer has to be, and the field that says so.
-    fn grammar(&self, form: Option<Form>, thought: Thought) -> Result<Option<(String, &'static str)>> {
+    /// What the answer has to be.
+    fn grammar(&self, form: Option<Form>, thought: Thought) -> Result<Option<Bound>> {
         let Some(form) = form else {
             if let (Choice::Required | Choice::Named(_), true) = (&self.choice, self.tools.is_empty()) {
                 return Err(Refused::field("tool_choice", "there are no `tools` to choose from"));
             }
-            let made = |(schema, field): &(Value, _)| (grammar::document(schema, thought), *field);
+            let made = |(schema, field): &(Value, &'static str)| Bound {
+                grammar: grammar::document(schema, thought),
+                field,
+                needed: true,
+            };
             return Ok(self.schema.as_ref().map(made));
         };
         let (tools, must): (Vec<Tool>, Must) = match &self.choice {
@@ -139,15 +143,32 @@ impl Ask {
                 (self.tools.clone(), Must::May(self.schema.as_ref().map(|(schema, _)| schema)))
             }
         };
-        Ok(Some((grammar::calls(form, &tools, must, self.parallel, thought), "tools")))
+        let grammar = grammar::calls(form, &tools, must, self.parallel, thought);
+        Ok(Some(Bound { grammar, field: "tools", needed: must != Must::May(None) }))
     }
 }
 
-fn guide(ready: &Ready, grammar: &str, field: &str) -> Result<Guide> {
-    let vocabulary = ready.vocabulary().map_err(|e| Refused::field(field, e.to_string()))?;
-    vocabulary
-        .guide(grammar)
-        .map_err(|e| Refused::field(field, format!("this schema cannot be enforced: {e}")))
+/// A grammar and the field that asks for it.
+struct Bound {
+    grammar: String,
+    field: &'static str,
+    /// Otherwise an answer without it will do: calls that the model decides on are checked when they are read.
+    needed: bool,
+}
+
+impl Bound {
+    fn guide(&self, ready: &Ready) -> Result<Option<Guide>> {
+        let refused = |text: String| Refused::field(self.field, text);
+        let made = ready.vocabulary().map_err(|e| refused(e.to_string())).and_then(|vocabulary| {
+            let guide = vocabulary.guide(&self.grammar);
+            guide.map_err(|e| refused(format!("this schema cannot be enforced: {e}")))
+        });
+        match made {
+            Ok(guide) => Ok(Some(guide)),
+            Err(refused) if self.needed => Err(refused),
+            Err(_) => Ok(None),
+        }
+    }
 }
 
 /// What the end of a prompt says about reasoning.

@@ -243,3 +243,31 @@ impl AsyncWrite for Patient {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+
+    #[test]
+    fn nobody_is_waited_for_who_reads_nothing() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut patient = Patient::new(stream, Duration::from_millis(100));
+            let bytes = vec![0; 1 << 20];
+            let began = Instant::now();
+            let error = loop {
+                let written = poll_fn(|context| Pin::new(&mut patient).poll_write(context, &bytes)).await;
+                if let Err(error) = written {
+                    break error;
+                }
+                assert!(began.elapsed() < Duration::from_secs(20), "no end");
+            };
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            drop(silent);
+        });
+    }
+}

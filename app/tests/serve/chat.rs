@@ -203,6 +203,18 @@ fn tool_calls_are_enforced() {
 }
 
 #[test]
+fn schemas_that_cannot_be_enforced() {
+    let odd = json!([{"type": "function", "function": {
+        "name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "nonsense"}}},
+    }}]);
+    // The model decides whether to call: the schema is no more than a hint.
+    chat(json!({"tools": odd, "max_tokens": 2}));
+    let body = ask(json!({"tools": odd, "tool_choice": "required"}));
+    let reply = shared().post("/v1/chat/completions", &body);
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("tools")), "{}", reply.text());
+}
+
+#[test]
 fn texts_are_continued() {
     let body =
         json!({"prompt": ["Once upon a time", "The dog"], "max_tokens": 5, "temperature": 0, "echo": true});

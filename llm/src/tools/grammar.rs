@@ -96,12 +96,22 @@ fn regex_escape(of: &str) -> String {
 }
 
 fn json_rule(schema: &Value) -> String {
+    with_options(schema, json!({"whitespace_pattern": WHITE, "coerce_one_of": true}))
+}
+
+/// For arguments of tools: what cannot be enforced of their schemas is left out, since agents' tools were not written for
+/// this.
+fn arguments_rule(schema: &Value) -> String {
+    with_options(schema, json!({"whitespace_pattern": WHITE, "lenient": true}))
+}
+
+fn with_options(schema: &Value, options: Value) -> String {
     let mut schema = schema.clone();
     if schema == Value::Bool(true) {
         schema = json!({});
     }
     if let Some(object) = schema.as_object_mut() {
-        object.insert("x-guidance".into(), json!({"whitespace_pattern": WHITE}));
+        object.insert("x-guidance".into(), options);
     }
     format!("%json {schema}")
 }
@@ -117,15 +127,15 @@ fn json_call(out: &mut String, form: Form, i: usize, tool: &Tool) {
                 "required": ["name", "arguments"],
                 "additionalProperties": false,
             });
-            writeln!(out, "tool{i}: \"\\n\"? {} \"\\n\"? {close}", json_rule(&hoisted(schema)))
+            writeln!(out, "tool{i}: \"\\n\"? {} \"\\n\"? {close}", arguments_rule(&hoisted(schema)))
         }
         Form::DeepSeek => {
             let head = text(&format!("function{SEPARATOR}{}\n```json\n", tool.name));
-            writeln!(out, "tool{i}: {head} {} \"\\n```\" {close}", json_rule(arguments))
+            writeln!(out, "tool{i}: {head} {} \"\\n```\" {close}", arguments_rule(arguments))
         }
         _ => {
             let head = text(&format!("{}{SEPARATOR}", tool.name));
-            writeln!(out, "tool{i}: {head} {} {close}", json_rule(arguments))
+            writeln!(out, "tool{i}: {head} {} {close}", arguments_rule(arguments))
         }
     };
 }
@@ -191,7 +201,7 @@ fn value(schema: &Value, of: &Value) -> String {
                     object.insert(place.into(), definitions.clone());
                 }
             }
-            format!("{} {close}", json_rule(&schema))
+            format!("{} {close}", arguments_rule(&schema))
         }
     }
 }
