@@ -1,5 +1,9 @@
 //! Every flag, parsed once into plain structs.
 
+mod serve;
+
+pub use serve::Serve;
+
 use crate::bench::cases::{Numbers, Test};
 use clap::{Parser, Subcommand, ValueEnum};
 use llm::weights::Activations;
@@ -36,6 +40,9 @@ pub enum Command {
     /// Talks with a model, or prints one answer
     #[command(after_help = RUN_EXAMPLES)]
     Run(Run),
+    /// Answers over HTTP as OpenAI's and Anthropic's servers do, with a chat page
+    #[command(after_help = serve::EXAMPLES)]
+    Serve(Serve),
     /// Fetches a model from Hugging Face into the cache, and prints its path
     #[command(after_help = PULL_EXAMPLES)]
     Pull(Pull),

@@ -66,9 +66,20 @@ pub fn load(args: &ModelArgs, context: usize, drafts: bool) -> Result<Model> {
 
 /// Puts a model on the device that the flags name, and shows its kernels if asked to.
 pub fn on_device(args: &ModelArgs, file: Gguf, context: Option<usize>, drafts: bool) -> Result<Model> {
+    on_device_told(args, file, context, drafts, &mut |_, _| {})
+}
+
+/// As [`on_device`]; `told` hears how many of how many bytes are loaded.
+pub fn on_device_told(
+    args: &ModelArgs,
+    file: Gguf,
+    context: Option<usize>,
+    drafts: bool,
+    told: &mut dyn FnMut(u64, u64),
+) -> Result<Model> {
     let activations = args.activations.map(Into::into);
     let options = Options { context, activations, drafts, schedules: schedules() };
-    let mut model = load_on(Arc::from(device::open(&args.device)?), file, options)?;
+    let mut model = load_told(Arc::from(device::open(&args.device)?), file, options, told)?;
     if !args.dump.is_empty() {
         dump::model(&mut model, &args.dump)?;
     }
@@ -86,12 +97,22 @@ pub fn schedules() -> Arc<Schedules> {
 
 /// Puts a model on a device, with a bar on a terminal.
 pub fn load_on(device: Arc<dyn Device>, file: Gguf, options: Options) -> Result<Model> {
+    load_told(device, file, options, &mut |_, _| {})
+}
+
+fn load_told(
+    device: Arc<dyn Device>,
+    file: Gguf,
+    options: Options,
+    told: &mut dyn FnMut(u64, u64),
+) -> Result<Model> {
     let bar = ProgressBar::new(0).with_message(format!("loading {}", file.name()));
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
     {
         bar.set_style(style);
     }
     let model = Model::load(device, file, options, &mut |done, of| {
+        told(done, of);
         bar.set_length(of);
         bar.set_position(done);
     });

@@ -16,8 +16,41 @@ pub enum Error {
     Template(#[from] template::Error),
 }
 
-pub struct Chat {
+/// A file's chat template with what it is always told.
+pub struct Style {
     template: Template,
+    source: String,
+    arguments: Map<String, Value>,
+}
+
+impl Style {
+    /// None if the file has no chat template.
+    pub fn from_gguf(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<Style>, Error> {
+        let Some(source) = file.opt_text("tokenizer.chat_template")? else { return Ok(None) };
+        let mut arguments = Map::new();
+        arguments.insert("add_generation_prompt".into(), true.into());
+        for (name, id) in [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())] {
+            if let Some(id) = id {
+                arguments.insert(name.into(), String::from_utf8_lossy(tokenizer.piece(id)).into());
+            }
+        }
+        Ok(Some(Style { template: Template::new(source)?, source: source.into(), arguments }))
+    }
+
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The prompt for `messages`; `more` goes before what is always told.
+    pub fn render(&self, messages: &Value, more: &Map<String, Value>) -> Result<String, Error> {
+        let mut arguments = self.arguments.clone();
+        arguments.extend(more.iter().map(|(name, value)| (name.clone(), value.clone())));
+        Ok(self.template.render(messages, &arguments)?)
+    }
+}
+
+pub struct Chat {
+    style: Style,
     arguments: Map<String, Value>,
     system: Option<String>,
     /// Of the user and of the model, in turn.
@@ -27,15 +60,8 @@ pub struct Chat {
 impl Chat {
     /// None if the file has no chat template.
     pub fn from_gguf(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<Chat>, Error> {
-        let Some(source) = file.opt_text("tokenizer.chat_template")? else { return Ok(None) };
-        let mut arguments = Map::new();
-        arguments.insert("add_generation_prompt".into(), true.into());
-        for (name, id) in [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos())] {
-            if let Some(id) = id {
-                arguments.insert(name.into(), String::from_utf8_lossy(tokenizer.piece(id)).into());
-            }
-        }
-        Ok(Some(Chat { template: Template::new(source)?, arguments, system: None, turns: vec![] }))
+        let style = Style::from_gguf(file, tokenizer)?;
+        Ok(style.map(|style| Chat { style, arguments: Map::new(), system: None, turns: vec![] }))
     }
 
     /// Whether the model may reason before it answers, for templates that have that switch.
@@ -83,7 +109,7 @@ impl Chat {
     }
 
     pub fn prompt(&self) -> Result<String, Error> {
-        Ok(self.template.render(&self.messages(), &self.arguments)?)
+        self.style.render(&self.messages(), &self.arguments)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::model::{self, Model};
 use crate::sample::{Sampler, Sampling};
 use crate::stream::{Piece, Splitter};
 use crate::tokenizer::{Decoder, Tokenizer};
+use crate::tools;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -207,11 +208,10 @@ impl Voice for Spoken<'_> {
     }
 
     fn say(&mut self, id: u32) -> String {
-        match self.tokenizer.piece(id) {
+        match tools::tag(self.tokenizer.piece(id)) {
             // Some files call the tags control tokens, which have no text.
-            b"<think>" => "<think>".into(),
-            b"</think>" => "</think>".into(),
-            _ => self.decoder.push(id),
+            Some(tag) => tag.into(),
+            None => self.decoder.push(id),
         }
     }
 

@@ -30,7 +30,12 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let (size, name) = (Size::of(model.file())?, model.file().name().to_string());
-    let report = Report::new(name, machine(args, model.device())?, &profile, &size);
+    let report = Report::new(
+        name,
+        machine(args.model.device.device, args.bandwidth, model.device())?,
+        &profile,
+        &size,
+    );
     if let Some(path) = &args.trace {
         write(path, &serde_json::to_string(&trace::of(&report))?)?;
     }
@@ -44,13 +49,21 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn machine(args: &Args, device: &dyn Device) -> Result<Machine> {
-    let (bytes, computes) = match args.model.device.device {
+/// The report of one token's step behind `depth` positions, as JSON.
+pub fn decoding(model: &mut Model, device: DeviceName, depth: usize) -> Result<serde_json::Value> {
+    let profile = model.profile(Options { tokens: 1, depth, repeat: 5 })?;
+    let (size, name) = (Size::of(model.file())?, model.file().name().to_string());
+    let machine = machine(device, None, model.device())?;
+    Ok(serde_json::to_value(Report::new(name, machine, &profile, &size))?)
+}
+
+fn machine(name: DeviceName, bandwidth: Option<f64>, device: &dyn Device) -> Result<Machine> {
+    let (bytes, computes) = match name {
         DeviceName::Cpu => (working_set(), true),
         DeviceName::Cuda(_) => (4 << 30, true),
         DeviceName::Interp => (1, false),
     };
-    let bandwidth = match args.bandwidth {
+    let bandwidth = match bandwidth {
         Some(given) => vec![given],
         None => measure(device, bytes, 5)?.passes,
     };
