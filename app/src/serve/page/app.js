@@ -9,8 +9,9 @@ import * as performance from "./performance.js";
 import * as settings from "./settings.js";
 import * as sidebar from "./sidebar.js";
 import * as state from "./state.js";
+import * as theme from "./theme.js";
 import { askKey } from "./dialogs.js";
-import { $, announce, h, icon, percent } from "./dom.js";
+import { $, announce, h, icon, mac, percent } from "./dom.js";
 import { read, write } from "./store.js";
 
 const STARTERS = [
@@ -19,18 +20,6 @@ const STARTERS = [
   ["bulb", "An explanation", "Explain why the sky is blue, as you would to a curious child."],
   ["edit", "Some code", "Write a Python function that checks whether a word is a palindrome, with an example."],
 ];
-
-const dark = matchMedia("(prefers-color-scheme: dark)");
-
-function theme(name) {
-  const chosen = name ?? (dark.matches ? "dark" : "light");
-  document.documentElement.dataset.theme = chosen;
-  $("theme").replaceChildren(icon(chosen === "dark" ? "sun" : "moon"));
-  const label = chosen === "dark" ? "Light theme" : "Dark theme";
-  $("theme").setAttribute("aria-label", label);
-  $("theme").title = label;
-  document.querySelector("meta[name=theme-color]").content = chosen === "dark" ? "#171513" : "#fbfaf8";
-}
 
 const onPerformance = () => location.hash === "#performance";
 
@@ -111,7 +100,8 @@ async function meet() {
     dot.className = "model";
     $("model-name").textContent = model.id;
     dot.title = model.context ? `${model.id}, ${model.context.toLocaleString("en")} tokens of context` : model.id;
-    $("empty-model").textContent = `${model.id} is running on your machine. Nothing you write leaves it.`;
+    const here = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(location.hostname);
+    $("empty-model").textContent = `Running ${model.id} on ${here ? "your own machine" : location.hostname}. Nothing you write goes any further.`;
     $("banner").hidden = true;
   } catch (e) {
     dot.className = "model away";
@@ -147,14 +137,8 @@ async function watch() {
 
 async function start() {
   for (const place of document.querySelectorAll("[data-icon]")) place.prepend(icon(place.dataset.icon));
-  theme(read("theme", null));
-  dark.addEventListener("change", () => theme(read("theme", null)));
-  $("theme").addEventListener("click", () => {
-    const other = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    // Back to the system's choice is back to following it.
-    write("theme", other === (dark.matches ? "dark" : "light") ? undefined : other);
-    theme(other);
-  });
+  theme.start();
+  if (mac) for (const key of document.querySelectorAll("kbd")) key.textContent = key.textContent.replace("Ctrl ", "⌘");
   $("starters").replaceChildren(...STARTERS.map(([name, title, text]) => h("button", { type: "button", class: "starter", onclick: () => composer.ask(text) },
     icon(name), h("strong", {}, title), h("span", {}, text))));
   messages.start({ askKey: enterKey, newChat });

@@ -42,8 +42,7 @@ export function start() {
     update();
   });
   let due = 0;
-  state.on("progress", run => {
-    if (run.conversation !== state.state.current) return;
+  state.on("progress", () => {
     due ||= requestAnimationFrame(() => {
       due = 0;
       stats();

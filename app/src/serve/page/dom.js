@@ -59,6 +59,8 @@ export function icon(name) {
 export const iconButton = (name, label, onclick, properties = {}) =>
   h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...properties }, icon(name));
 
+export const mac = /Mac|iPhone|iPad/.test(navigator.platform);
+
 export const digits = (v, n) => v.toLocaleString("en", { minimumFractionDigits: n, maximumFractionDigits: n });
 export const number = v => v === 0 ? "0" : digits(v, v >= 100 ? 0 : v >= 10 ? 1 : v >= 0.095 ? 2 : 3);
 export const percent = v => digits(100 * v, v >= 0.0995 || v === 0 ? 0 : 1) + "%";

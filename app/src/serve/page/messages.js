@@ -22,13 +22,12 @@ export function start(actions) {
     if (button) await copied(button, codeOf(button));
   });
   new ResizeObserver(keepUp).observe(list);
-  let frame = 0, due = null;
-  state.on("progress", run => {
-    if (run.conversation !== state.state.current) return;
-    due = run;
+  let frame = 0;
+  state.on("progress", () => {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
-      views.get(due.message.id)?.update(due);
+      const run = state.run();
+      if (run) views.get(run.message.id)?.update(run);
       keepUp();
     });
   });
@@ -178,7 +177,7 @@ class Reply {
     this.thought = new Answer(h("div", { class: "thought-text markdown" }));
     this.thinking = h("details", { class: "thinking", hidden: true },
       h("summary", {}, icon("bulb"), this.thoughtLabel, icon("chevron")), this.thought.root);
-    this.answer = new Answer(h("div", { class: "markdown" }));
+    this.answer = new Answer(h("div", { class: "answer markdown" }));
     this.status = h("div", { class: "status", hidden: true });
     this.error = h("div", { class: "failure", role: "alert", hidden: true });
     this.actions = h("div", { class: "actions" });
@@ -205,7 +204,7 @@ class Reply {
     this.actions.replaceChildren(...[
       branches(message),
       message.content ? small("copy", "Copy answer", e => copied(e.currentTarget, message.content)) : null,
-      small("retry", "Regenerate", () => state.regenerate(message)),
+      message.error ? null : small("retry", "Regenerate", () => state.regenerate(message)),
       h("span", { class: "facts" }, this.facts())].filter(Boolean));
   }
 
@@ -242,7 +241,7 @@ class Reply {
       key: ["API key needed", h("button", { type: "button", class: "button primary", onclick: act.askKey }, "Enter key"), again],
       busy: ["The server is busy", again],
       loading: ["The model is still loading", again],
-      context: ["The context is full", h("button", { type: "button", class: "button primary", onclick: act.newChat }, "New chat")],
+      context: ["The context is full", h("button", { type: "button", class: "button primary", onclick: act.newChat }, "New chat"), again],
       refused: ["The server refused", again],
     }[error.kind] ?? ["Something went wrong", again];
     this.error.replaceChildren(icon("warning"), h("div", {}, h("strong", {}, title), h("p", { dir: "auto" }, error.text), h("div", { class: "failure-row" }, ...more)));

@@ -75,7 +75,7 @@ async function sample() {
     now.running === undefined ? null : tile("answers under way", digits(now.running, 0), `${digits(now.waiting ?? 0, 0)} waiting`),
     kv === undefined || Number.isNaN(kv) ? null : tile("cache memory", percent(kv), now.pages ? `${digits(now.used, 0)} of ${digits(now.pages, 0)} pages` : "in use", kv),
   ].filter(Boolean));
-  $("live-plot").replaceChildren(history(points, LENGTH));
+  $("live-plot").replaceChildren(...history(points, LENGTH));
 }
 
 const wait = (ms, signal) => new Promise(resolve => {
@@ -135,8 +135,8 @@ function draw(R) {
   };
   $("profile").replaceChildren(head,
     h("div", { class: "tiles" },
-      tile("one answer reaches", `${number(R.reached_tokens_s)} tok/s`, `${percent(reached)} of what memory allows`, reached),
-      tile("memory allows", `${number(R.theoretical_tokens_s)} tok/s`, `${bytes(R.bytes)} a step`),
+      tile("one answer reaches", `${number(R.reached_tokens_s)} tok/s`, `${percent(reached)} of the limit`, reached),
+      tile("limit by memory", `${number(R.theoretical_tokens_s)} tok/s`, `${bytes(R.bytes)} a step`),
       tile("read bandwidth", `${number(R.bandwidth_gb_s)} GB/s`, `${number(R.bandwidth_range[0])} to ${number(R.bandwidth_range[1])}`),
       tile("a step", micros(R.step_us), `${micros(R.step_range_us[0])} to ${micros(R.step_range_us[1])}`),
       tile("launches", digits(R.launches, 0), `${micros(R.launches_us)} one by one`),

@@ -48,7 +48,7 @@ const tick = e => e >= 0 && e < 4 ? String(10 ** e) : e < 0 && e > -4 ? (10 ** e
 
 // Speed of arithmetic over operations a byte, both logarithmic; a circle's area is its kernel's share of the time.
 export function roofline(report, pick) {
-  const W = 560, H = 340, left = 48, bottom = 36, top = 12, right = 12;
+  const W = 470, H = 372, left = 46, bottom = 36, top = 12, right = 12;
   const { bandwidth_gb_s: bandwidth, peaks } = report;
   const points = report.kernels.filter(k => k.operations > 0 && k.bytes > 0 && k.us > 0)
     .map(k => ({ k, x: k.operations / k.bytes, y: k.gop_s })).sort((a, b) => b.k.share - a.k.share);
@@ -73,7 +73,7 @@ export function roofline(report, pick) {
   inside.append(s("text", { class: "halo", x: X(near), y: Y(near * bandwidth) - 6, transform: `rotate(${slope} ${X(near)} ${Y(near * bandwidth) - 6})` }, `memory, ${number(bandwidth)} GB/s`));
   for (const p of peaks) {
     inside.append(s("line", { class: `roof${p.gop_s === highest ? "" : " lower"}`, x1: X(p.gop_s / bandwidth), x2: W - right, y1: Y(p.gop_s), y2: Y(p.gop_s) }),
-      s("text", { class: "halo", x: W - right - 4, y: Y(p.gop_s) - 6, "text-anchor": "end" }, `${p.what}, ${number(p.gop_s)} Gop/s`));
+      s("text", { class: "halo", x: W - right - 4, y: Y(p.gop_s) + (p.gop_s === highest ? -6 : 14), "text-anchor": "end" }, `${p.what}, ${number(p.gop_s)} Gop/s`));
   }
   for (const { k, x, y } of points) {
     inside.append(tips(s("circle", { class: "dot", cx: X(x), cy: Y(y), r: 3 + 26 * Math.sqrt(k.share), css: { fill: color(k.component), stroke: color(k.component) }, onclick: () => pick(k.id) }),
@@ -98,5 +98,5 @@ export function history(points, length) {
     svg.append(s("path", { class: "area", d: `${path}L${W} ${floor}L${X(0).toFixed(1)} ${floor}Z` }), s("path", { class: "stroke", d: path }));
     if (points.some(p => p.read > 0)) svg.append(s("path", { class: "stroke second", d: line(p => p.read, mostRead) }));
   }
-  return svg;
+  return [svg, h("span", { class: "peak" }, most > 1 ? `${number(most)} tok/s` : "")];
 }

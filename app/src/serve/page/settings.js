@@ -2,15 +2,15 @@
 //
 // An empty field is not sent: the model's own value holds.
 
-import { $, grow, h, icon, iconButton } from "./dom.js";
+import { $, grow, h, icon, iconButton, mac } from "./dom.js";
 import { dismissable } from "./dialogs.js";
+import * as theme from "./theme.js";
 import { SAMPLING, keepSettings, lasting, resetSettings, settings } from "./store.js";
 
 const SHORTCUTS = [
   ["Enter", "Send"], ["Shift Enter", "New line"], ["Esc", "Stop"], ["Ctrl K", "New chat"],
   ["/", "Write"], ["↑", "Edit the last message"], ["Ctrl B", "List of chats"], ["Ctrl ,", "Settings"],
 ];
-const mac = /Mac|iPhone|iPad/.test(navigator.platform);
 const dialog = dismissable($("settings"));
 let changed = () => {};
 
@@ -63,14 +63,14 @@ function row(field) {
   return box;
 }
 
-function thinking() {
-  const names = { auto: "Auto", on: "On", off: "Off" };
-  return h("fieldset", { class: "choice" }, h("legend", {}, "Thinking"),
+// One of a few; `names` are the labels by value.
+function choice(id, title, names, chosen, choose) {
+  return h("fieldset", { class: "choice" }, h("legend", {}, title),
     h("div", { class: "segments" }, ...Object.entries(names).map(([value, label]) => {
-      const radio = h("input", { type: "radio", name: "thinking", value, id: `thinking-${value}`, onchange: () => keep({ thinking: value }) });
-      radio.checked = settings.thinking === value;
-      return [radio, h("label", { for: `thinking-${value}` }, label)];
-    })), h("p", { class: "hint" }, "For models that can think before they answer."));
+      const radio = h("input", { type: "radio", name: id, value, id: `${id}-${value}`, onchange: () => choose(value) });
+      radio.checked = chosen === value;
+      return [radio, h("label", { for: `${id}-${value}` }, label)];
+    })));
 }
 
 function draw() {
@@ -88,7 +88,9 @@ function draw() {
     h("header", { class: "sheet-head" }, h("h2", { id: "settings-title" }, "Settings"), iconButton("close", "Close settings", () => dialog.close())),
     h("div", { class: "sheet-body" },
       h("section", {}, h("label", { for: "set-system", class: "section-title" }, "System prompt"), system, h("p", { class: "hint" }, "Said to the model before every chat.")),
-      h("section", {}, thinking()),
+      h("section", {}, choice("thinking", "Thinking", { auto: "Auto", on: "On", off: "Off" }, settings.thinking, value => keep({ thinking: value })),
+        h("p", { class: "hint" }, "For models that can think before they answer.")),
+      h("section", {}, choice("appearance", "Appearance", { auto: "System", light: "Light", dark: "Dark" }, theme.chosen(), theme.choose)),
       h("section", {}, h("h3", { class: "section-title" }, "Sampling"), ...SAMPLING.map(row),
         h("button", { type: "button", class: "button", onclick: () => { resetSettings(); changed(); draw(); } }, icon("retry"), "All back to automatic")),
       h("section", {}, h("label", { for: "set-key", class: "section-title" }, "API key"), key,
