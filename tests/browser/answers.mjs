@@ -59,7 +59,7 @@ export function answer(question) {
   if (q.includes("palindrome") || q.includes("code")) return { content: CODE, pause: 2 };
   if (q.includes("sky") || q.includes("think")) return { reasoning: THINK, content: SKY, pause: 25 };
   if (q.includes("forever")) return { content: "word ".repeat(2_000), pause: 10 };
-  if (q.includes("lines")) return { content: Array.from({ length: 120 }, (_, n) => `Line ${n + 1}.`).join("\n\n"), pause: 4 };
+  if (q.includes("lines")) return { content: Array.from({ length: 120 }, (_, n) => `Line ${n + 1}.`).join("\n\n"), pause: 8 };
   if (q.includes("break")) return { content: STORY, pause: 5, breaksAt: 12 };
   if (q.includes("full")) return { status: 400, error: { message: "The prompt has 2048 tokens and the context holds 1024.", type: "invalid_request_error", code: "context_length_exceeded" } };
   if (q.includes("crash")) return { status: 500, error: { message: "The model gave up.", type: "server_error" } };

@@ -46,6 +46,6 @@ export async function ask(page, text) {
 
 // The last answer, complete.
 export async function answered(page) {
-  await page.waitForFunction(() => document.querySelector(".reply:last-child:not(.running) .actions button"));
+  await page.waitForFunction(() => document.querySelector(".reply:last-child:not(.running) .actions > *"));
   return page.locator(".reply").last();
 }

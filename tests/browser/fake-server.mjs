@@ -11,7 +11,7 @@ import { answer, pieces } from "./answers.mjs";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
 export const PAGE = join(HERE, "../../app/src/serve/page");
-const POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self'";
+const POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 const TYPES = { html: "text/html; charset=utf-8", css: "text/css; charset=utf-8", js: "text/javascript; charset=utf-8", svg: "image/svg+xml" };
 const CONTEXT = 1024;
 

@@ -72,7 +72,7 @@ export async function health() {
 export async function model() {
   const { data } = await (await ask("/v1/models")).json();
   const first = data?.[0] ?? {};
-  return { id: String(first.id ?? "model"), context: Number(first.context_length ?? first.meta?.n_ctx) || 0 };
+  return { id: String(first.id ?? "model"), context: Number(first.context_length) || 0, thinks: first.supports_thinking !== false };
 }
 
 // Server-sent events from pieces of text, cut anywhere. Returns what `push` feeds; `onData` gets each event's data.

@@ -49,7 +49,7 @@ export function start() {
     });
   });
   state.on("settled", update);
-  state.on("model", stats);
+  state.on("model", update);
   addEventListener("resize", () => grow(input));
   update();
 }
@@ -77,6 +77,7 @@ export function update() {
   button.classList.toggle("stops", running);
   button.disabled = !running && input.value.trim() === "";
   const { thinking } = store.settings;
+  think.hidden = !state.state.model.thinks;
   think.querySelector("span").textContent = THINKING[thinking][0];
   think.setAttribute("aria-label", `${THINKING[thinking][0]}. Change.`);
   think.classList.toggle("on", thinking === "on");

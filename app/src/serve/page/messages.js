@@ -111,10 +111,14 @@ export function regenerateLast() {
 function branches(message) {
   const all = siblings(state.state.current, message), at = all.indexOf(message);
   if (all.length < 2) return null;
+  const turn = (by, label) => {
+    state.turn(message, by);
+    views.get(all[at + by].id)?.root.querySelector(`.branches [aria-label="${label}"]`)?.focus();
+  };
   return h("div", { class: "branches", role: "group", "aria-label": "Alternatives" },
-    iconButton("chevron", "Previous alternative", () => state.turn(message, -1), { class: "icon-button small back", disabled: at === 0 }),
+    iconButton("chevron", "Previous alternative", () => turn(-1, "Previous alternative"), { class: "icon-button small back", disabled: at === 0 }),
     h("span", {}, `${at + 1} / ${all.length}`),
-    iconButton("chevron", "Next alternative", () => state.turn(message, 1), { class: "icon-button small", disabled: at === all.length - 1 }));
+    iconButton("chevron", "Next alternative", () => turn(1, "Next alternative"), { class: "icon-button small", disabled: at === all.length - 1 }));
 }
 
 const small = (name, label, onclick) => iconButton(name, label, onclick, { class: "icon-button small" });

@@ -8,16 +8,9 @@ import { $, bytes, digits, h, icon, micros, number, percent } from "./dom.js";
 import { budget, history, key, roofline, tips, color, about } from "./plots.js";
 
 const LENGTH = 60;
-// Series by what their names say; the first that fits counts.
 const SERIES = {
-  generated: [/generat\w*_tokens_total$/, /tokens_(generated|predicted)_total$/, /completion_tokens_total$/],
-  read: [/prompt_tokens_total$/, /tokens_prompt_total$/],
-  reused: [/(reused|cached|cache_hit)\w*_tokens_total$/, /tokens_(reused|cached)_total$/],
-  running: [/requests_(running|active|processing)$/, /running\w*$/],
-  waiting: [/requests_(waiting|queued|deferred)$/, /(waiting|queue)\w*$/],
-  pages: [/kv_?\w*(pages|blocks|tokens|positions)_total$/, /pages_total$/, /kv_?\w*capacity\w*$/],
-  used: [/kv_?\w*(pages|blocks|tokens|positions)_used$/, /pages_used$/, /kv_?\w*used\w*$/],
-  ratio: [/kv_?\w*(usage|use)_ratio$/, /kv_?\w*usage$/],
+  generated: "generated_tokens_total", prompt: "prompt_tokens_total", reused: "reused_tokens_total",
+  running: "requests_running", waiting: "requests_waiting", pages: "kv_pages_total", used: "kv_pages_used",
 };
 
 let timer = 0, before = null, points = [], report = null, abort = null;
@@ -40,19 +33,17 @@ export function start() {
   $("measure").addEventListener("click", measure);
 }
 
-function pick(samples) {
-  const names = [...samples.keys()], out = {};
-  for (const [what, patterns] of Object.entries(SERIES)) {
-    const name = patterns.map(p => names.find(n => p.test(n))).find(Boolean);
-    if (name) out[what] = samples.get(name);
-  }
-  return out;
-}
+const tile = (label, value, more, meter) => h("div", { class: "tile" }, h("span", { class: "label" }, label), h("b", {}, value),
+  meter === undefined ? null : h("div", { class: "meter" }, h("i", { css: { width: `${Math.min(100, 100 * meter)}%` } })), h("span", { class: "more" }, more));
 
 async function sample() {
   let now;
   try {
-    now = { at: performance.now(), ...pick(await api.metrics()) };
+    const found = await api.metrics();
+    now = { at: performance.now() };
+    for (const [what, name] of Object.entries(SERIES)) now[what] = found.get(`glimmer_${name}`) ?? 0;
+    // The counter of prompts has those in it that the cache held.
+    now.read = now.prompt - now.reused;
   } catch (e) {
     before = null;
     $("live-note").textContent = e.kind === "key" ? "The server asks for an API key: see the settings." : e.message;
@@ -60,21 +51,16 @@ async function sample() {
   }
   if (!timer) return;
   $("live-note").textContent = "";
-  const rate = what => before && now[what] !== undefined ? Math.max(0, (now[what] - (before[what] ?? 0)) / (now.at - before.at) * 1000) : 0;
+  const rate = what => before ? Math.max(0, (now[what] - before[what]) / (now.at - before.at) * 1000) : 0;
   const point = { generated: rate("generated"), read: rate("read") };
   if (before) points.push(point);
   points = points.slice(-LENGTH);
   before = now;
-  const tile = (label, value, more, meter) => h("div", { class: "tile" }, h("span", { class: "label" }, label), h("b", {}, value),
-    meter === undefined ? null : h("div", { class: "meter" }, h("i", { css: { width: `${Math.min(100, 100 * meter)}%` } })), h("span", { class: "more" }, more));
-  const kv = now.ratio ?? (now.pages ? now.used / now.pages : undefined);
-  const seen = (now.read ?? 0) + (now.reused ?? 0);
-  $("live-tiles").replaceChildren(...[
-    tile("generating", `${number(point.generated)} tok/s`, `${digits(now.generated ?? 0, 0)} since the start`),
-    tile("reading prompts", `${number(point.read)} tok/s`, seen && now.reused ? `${percent(now.reused / seen)} came from the cache` : `${digits(now.read ?? 0, 0)} since the start`),
-    now.running === undefined ? null : tile("answers under way", digits(now.running, 0), `${digits(now.waiting ?? 0, 0)} waiting`),
-    kv === undefined || Number.isNaN(kv) ? null : tile("cache memory", percent(kv), now.pages ? `${digits(now.used, 0)} of ${digits(now.pages, 0)} pages` : "in use", kv),
-  ].filter(Boolean));
+  $("live-tiles").replaceChildren(
+    tile("generating", `${number(point.generated)} tok/s`, `${digits(now.generated, 0)} since the start`),
+    tile("reading prompts", `${number(point.read)} tok/s`, now.reused ? `${percent(now.reused / now.prompt)} came from the cache` : `${digits(now.prompt, 0)} since the start`),
+    tile("answers under way", digits(now.running, 0), `${digits(now.waiting, 0)} waiting`),
+    tile("cache memory", now.pages ? percent(now.used / now.pages) : "0%", `${digits(now.used, 0)} of ${digits(now.pages, 0)} pages`));
   $("live-plot").replaceChildren(...history(points, LENGTH));
 }
 
@@ -117,8 +103,6 @@ const opened = new Set();
 
 function draw(R) {
   const reached = R.reached_tokens_s / R.theoretical_tokens_s;
-  const tile = (label, value, more, meter) => h("div", { class: "tile" }, h("span", { class: "label" }, label), h("b", {}, value),
-    meter === undefined ? null : h("div", { class: "meter" }, h("i", { css: { width: `${Math.min(100, 100 * meter)}%` } })), h("span", { class: "more" }, more));
   const card = (title, note, ...content) => h("section", { class: "card" }, h("h3", {}, title), h("p", { class: "note" }, note), ...content);
   const head = h("p", { class: "soft" }, `${R.model} · ${R.device} · ${R.tokens === 1 ? "one token" : `${R.tokens} tokens`} at depth ${R.depth}`);
   const filter = h("input", { type: "search", class: "field", placeholder: "Filter: experts, Q4_0, attend…", "aria-label": "Filter kernels" });
@@ -135,12 +119,12 @@ function draw(R) {
   };
   $("profile").replaceChildren(head,
     h("div", { class: "tiles" },
-      tile("one answer reaches", `${number(R.reached_tokens_s)} tok/s`, `${percent(reached)} of the limit`, reached),
+      tile("reached", `${number(R.reached_tokens_s)} tok/s`, `${percent(reached)} of the limit`, reached),
       tile("limit by memory", `${number(R.theoretical_tokens_s)} tok/s`, `${bytes(R.bytes)} a step`),
       tile("read bandwidth", `${number(R.bandwidth_gb_s)} GB/s`, `${number(R.bandwidth_range[0])} to ${number(R.bandwidth_range[1])}`),
       tile("a step", micros(R.step_us), `${micros(R.step_range_us[0])} to ${micros(R.step_range_us[1])}`),
       tile("launches", digits(R.launches, 0), `${micros(R.launches_us)} one by one`),
-      tile("synchronisations", digits(R.synchronisations, 0), `${R.kernels.length} different kernels`)),
+      tile("synchronisations", digits(R.synchronisations, 0), `${R.kernels.length} kernels`)),
     h("div", { class: "two" },
       card("Budget", "Time of all launches by component, each divided into its kernels.", ...budget(R, show)),
       card("Roofline", "Left of the bend memory decides; above the slope what is read comes from caches.", roofline(R, show))),

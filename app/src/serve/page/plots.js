@@ -73,7 +73,7 @@ export function roofline(report, pick) {
   inside.append(s("text", { class: "halo", x: X(near), y: Y(near * bandwidth) - 6, transform: `rotate(${slope} ${X(near)} ${Y(near * bandwidth) - 6})` }, `memory, ${number(bandwidth)} GB/s`));
   for (const p of peaks) {
     inside.append(s("line", { class: `roof${p.gop_s === highest ? "" : " lower"}`, x1: X(p.gop_s / bandwidth), x2: W - right, y1: Y(p.gop_s), y2: Y(p.gop_s) }),
-      s("text", { class: "halo", x: W - right - 4, y: Y(p.gop_s) + (p.gop_s === highest ? -6 : 14), "text-anchor": "end" }, `${p.what}, ${number(p.gop_s)} Gop/s`));
+      s("text", { class: "halo", x: W - right - 4, y: Y(p.gop_s) + (p.gop_s === highest ? -6 : 14), "text-anchor": "end" }, `${p.what.split(" ")[0]}, ${number(p.gop_s)} Gop/s`, s("title", {}, p.what)));
   }
   for (const { k, x, y } of points) {
     inside.append(tips(s("circle", { class: "dot", cx: X(x), cy: Y(y), r: 3 + 26 * Math.sqrt(k.share), css: { fill: color(k.component), stroke: color(k.component) }, onclick: () => pick(k.id) }),

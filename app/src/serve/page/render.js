@@ -49,7 +49,7 @@ function make(node) {
 const DIRECTED = new Set(["p", "h2", "h3", "h4", "h5", "h6", "li", "td", "th"]);
 
 // Wide tables scroll by themselves.
-const wrapped = (node, element) => node.tag === "table" ? h("div", { class: "table", tabindex: "0" }, element) : element;
+const wrapped = (node, element) => node.tag === "table" ? h("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, element) : element;
 const inside = (node, element) => node.tag === "table" ? element.firstChild : element;
 
 const codeKids = node => showDirections(highlight(node.text, node.language), DIRECTIONS);

@@ -2,7 +2,7 @@
 //
 // The list is drawn from the state anew with each change of it; nothing else remembers what it shows.
 
-import { $, download, h, icon, iconButton, toast } from "./dom.js";
+import { $, copyText, download, h, iconButton, toast } from "./dom.js";
 import { menu, undoable } from "./dialogs.js";
 import { fromJson, matches, toJson, toMarkdown } from "./conversation.js";
 import * as state from "./state.js";
@@ -29,11 +29,14 @@ export function start(actions) {
   $("all-chats").addEventListener("click", e => menu(e.currentTarget, [
     ["upload", "Import from a file", () => $("file").click()],
     ["download", "Export all as JSON", () => download("glimmer-chats.json", "application/json", toJson(state.listed()))],
+    ["trash", "Delete all chats", () => undoable("All chats deleted.", state.removeAll()), "danger"],
   ]));
   $("file").addEventListener("change", read);
   state.on("list", draw);
   $("sidebar").addEventListener("keydown", e => {
-    if (e.key === "Escape" && narrow.matches) close();
+    if (e.key !== "Escape" || !narrow.matches) return;
+    e.stopPropagation();
+    close();
   });
   narrow.addEventListener("change", label);
   label();
@@ -86,14 +89,16 @@ function draw() {
     out.push(entry(c));
   }
   if (!found.length) out.push(h("p", { class: "nothing" }, wanted ? "Nothing found." : "Your chats will be kept here, in this browser."));
+  const focused = document.activeElement?.closest?.(".chat-entry")?.dataset.id;
   $("chats").replaceChildren(...out);
+  if (focused) $("chats").querySelector(`[data-id="${focused}"] .chat-name`)?.focus();
   $("title").textContent = state.state.current.title || "New chat";
   document.title = state.state.current.title ? `${state.state.current.title} · Glimmer` : "Glimmer";
 }
 
 function entry(c) {
   const chosen = c === state.state.current;
-  const row = h("div", { class: `chat-entry${chosen ? " chosen" : ""}` },
+  const row = h("div", { class: `chat-entry${chosen ? " chosen" : ""}`, data: { id: c.id } },
     h("button", { type: "button", class: "chat-name", "aria-current": chosen ? "true" : null, dir: "auto", title: c.title, onclick: () => { state.select(c.id); leave(); close(); } },
       state.state.runs.has(c.id) ? h("span", { class: "pulse", "aria-label": "answering" }) : null, c.title || "New chat"),
     iconButton("more", `More for ${c.title}`, e => menu(e.currentTarget, [
@@ -128,5 +133,5 @@ function rename(c, row) {
 export const exportCurrent = button => menu(button, [
   ["download", "Export as Markdown", () => markdown(state.state.current)],
   ["download", "Export as JSON", () => json(state.state.current)],
-  ["copy", "Copy as Markdown", () => navigator.clipboard?.writeText(toMarkdown(state.state.current)).then(() => toast("Copied."))],
+  ["copy", "Copy as Markdown", () => copyText(toMarkdown(state.state.current)).then(() => toast("Copied."), e => toast(`Could not copy: ${e.message}`, "bad"))],
 ]);

@@ -16,7 +16,7 @@ export const state = {
   current: conversations.create(),
   // By conversation's id.
   runs: new Map(),
-  model: { id: "", context: 0 },
+  model: { id: "", context: 0, thinks: true },
 };
 
 export async function load(wanted) {
@@ -28,6 +28,17 @@ export async function load(wanted) {
   if (state.all.has(wanted)) state.current = state.all.get(wanted);
   emit("list");
   emit("show");
+  store.onChange(changed);
+}
+
+// Another tab changed a conversation, or deleted it.
+async function changed(id) {
+  if (state.runs.has(id)) return;
+  const now = await store.get(id), shown = state.current.id === id;
+  if (now) state.all.set(id, now); else state.all.delete(id);
+  if (shown) state.current = now ?? conversations.create();
+  emit("list");
+  if (shown) emit("show");
 }
 
 export function setModel(model) {
@@ -73,6 +84,15 @@ export function remove(conversation) {
   return () => {
     keep(conversation);
     select(conversation.id);
+  };
+}
+
+export function removeAll() {
+  const all = listed(), { current } = state;
+  for (const c of all) remove(c);
+  return () => {
+    for (const c of all) keep(c);
+    select(state.all.has(current.id) ? current.id : all[0]?.id);
   };
 }
 

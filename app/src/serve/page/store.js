@@ -39,9 +39,17 @@ async function change(work) {
   }
 }
 
-export const put = conversation => change(table => table.put(conversation));
-export const remove = id => change(table => table.delete(id));
-export const clear = () => change(table => table.clear());
+// Tabs of the same browser tell each other what they change.
+let tabs = null;
+const told = id => tabs?.postMessage(id);
+export function onChange(listener) {
+  tabs = new BroadcastChannel("glimmer");
+  tabs.addEventListener("message", e => listener(e.data));
+}
+
+export const get = id => database ? wait(database.transaction(TABLE).objectStore(TABLE).get(id)) : undefined;
+export const put = conversation => change(table => table.put(conversation)).then(() => told(conversation.id));
+export const remove = id => change(table => table.delete(id)).then(() => told(id));
 
 // Writes that come in bursts: at most one per conversation and `PAUSE`, and the last one always.
 const PAUSE = 400;
