@@ -53,6 +53,7 @@ export async function start(port = 0) {
     counts.read += prompt;
     send({ choices: [{ index: 0, delta: { role: "assistant" }, finish_reason: null }] });
     await sleep(30 * mood.slow);
+    const begun = Date.now() - 1;
     let n = 0;
     for (const [field, text] of parts.slice(0, body.max_tokens ?? parts.length)) {
       if (gone) break;
@@ -67,8 +68,8 @@ export async function start(port = 0) {
     }
     counts.running--;
     if (gone) return undefined;
-    send({ choices: [{ index: 0, delta: {}, finish_reason: said.finish ?? (n < parts.length ? "length" : "stop") }] });
-    send({ choices: [], usage: { prompt_tokens: prompt, completion_tokens: n, total_tokens: prompt + n, prompt_tokens_details: { cached_tokens: 0 } } });
+    send({ choices: [{ index: 0, delta: {}, finish_reason: said.finish ?? (n < parts.length ? "length" : "stop") }], timings: { tokens_per_second: n / (Date.now() - begun) * 1000, first_token_seconds: 0.03 } });
+    send({ choices: [], usage: { prompt_tokens: prompt, completion_tokens: n, total_tokens: prompt + n, prompt_tokens_details: { cached_tokens: body.messages.length > 1 ? 4 : 0 } } });
     return response.end("data: [DONE]\n\n");
   }
 

@@ -46,6 +46,7 @@ scene("a question streams an answer, with its speed and the context in use", asy
   assert.match(await reply.textContent(), /Once there was a wise frog/);
   assert.equal(await reply.locator("em").textContent(), "wonderful");
   assert.match(await reply.locator(".facts").textContent(), /^\d+ tokens · [\d.,]+ tok\/s$/);
+  assert.equal(await reply.locator(".facts").getAttribute("title"), "First token after 30.0 ms");
   assert.match(await page.textContent("#context-text"), /^\d+ of 1,024 tokens$/);
   assert.equal(await page.textContent("#title"), "Tell me a story");
   assert.equal(await page.locator(".caret").count(), 0);

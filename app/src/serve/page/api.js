@@ -93,7 +93,7 @@ export function events(onData) {
   };
 }
 
-// Streams one answer. `on` has `reasoning(text)`, `content(text)`, `usage(numbers)` and `finish(reason)`.
+// Streams one answer. `on` has `reasoning(text)`, `content(text)`, `usage(numbers)`, `timings(numbers)` and `finish(reason)`.
 export async function chat(body, signal, on) {
   const response = await ask("/v1/chat/completions", {
     method: "POST", signal, headers: { "Content-Type": "application/json" },
@@ -121,6 +121,7 @@ export async function chat(body, signal, on) {
     if (choice?.delta?.reasoning_content) on.reasoning(choice.delta.reasoning_content);
     if (choice?.delta?.content) on.content(choice.delta.content);
     if (chunk.usage) on.usage(chunk.usage);
+    if (chunk.timings) on.timings(chunk.timings);
     if (choice?.finish_reason) {
       finished = true;
       on.finish(choice.finish_reason);

@@ -4,7 +4,7 @@
 // answer until the person scrolls away, and again once they are back at the end.
 
 import { Answer, codeOf, plainText } from "./render.js";
-import { $, announce, confirmOn, copyText, digits, grow, h, icon, iconButton, number, seconds, toast } from "./dom.js";
+import { $, announce, confirmOn, copyText, digits, grow, h, icon, iconButton, micros, number, seconds, toast } from "./dom.js";
 import * as state from "./state.js";
 import { path, siblings } from "./conversation.js";
 
@@ -209,7 +209,7 @@ class Reply {
       branches(message),
       message.content ? small("copy", "Copy answer", e => copied(e.currentTarget, message.content)) : null,
       message.error ? null : small("retry", "Regenerate", () => state.regenerate(message)),
-      h("span", { class: "facts" }, this.facts())].filter(Boolean));
+      h("span", { class: "facts", title: this.more() }, this.facts())].filter(Boolean));
   }
 
   clock(run) {
@@ -234,6 +234,13 @@ class Reply {
     if (message.tokens) out.push(`${digits(message.tokens, 0)} ${message.tokens === 1 ? "token" : "tokens"}`);
     if (message.speed) out.push(`${number(message.speed)} tok/s`);
     return out.join(" · ");
+  }
+
+  more() {
+    const { first, reused } = this.message, out = [];
+    if (first) out.push(`First token after ${micros(first * 1e6)}`);
+    if (reused) out.push(`${digits(reused, 0)} tokens of the prompt came from the cache`);
+    return out.join(". ");
   }
 
   fail(error) {

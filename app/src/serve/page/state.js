@@ -185,8 +185,7 @@ async function answer(conversation, parent) {
     else message.error = { kind: e.kind ?? "broken", text: e.message };
   }
   if (run.thinking && message.thought === undefined) message.thought = Date.now() - run.thinking;
-  const speed = speedOf(run);
-  if (speed) message.speed = speed;
+  message.speed ||= speedOf(run);
   message.tokens = run.tokens;
   message.context = run.prompt + run.tokens;
   state.runs.delete(conversation.id);
@@ -223,8 +222,11 @@ function stream(run, parent) {
     usage(numbers) {
       run.tokens = numbers.completion_tokens ?? run.tokens;
       run.prompt = numbers.prompt_tokens ?? run.prompt;
-      const reused = numbers.prompt_tokens_details?.cached_tokens;
-      if (reused) message.reused = reused;
+      message.reused = numbers.prompt_tokens_details?.cached_tokens ?? 0;
+    },
+    timings(numbers) {
+      message.speed = numbers.tokens_per_second ?? 0;
+      message.first = numbers.first_token_seconds ?? 0;
     },
     finish(reason) {
       message.finish = reason;
@@ -232,9 +234,9 @@ function stream(run, parent) {
   });
 }
 
-// Tokens a second since the first one.
+// Tokens a second since the first one; what came in one piece has no speed.
 export function speedOf(run) {
-  return run.tokens > 1 && run.last > run.first ? (run.tokens - 1) / (run.last - run.first) * 1000 : 0;
+  return run.tokens > 1 && run.last - run.first > 10 ? (run.tokens - 1) / (run.last - run.first) * 1000 : 0;
 }
 
 // Tokens in the context of what is shown.
