@@ -60,7 +60,7 @@ async function sample() {
     tile("generating", `${number(point.generated)} tok/s`, `${digits(now.generated, 0)} since the start`),
     tile("reading prompts", `${number(point.read)} tok/s`, now.reused ? `${percent(now.reused / now.prompt)} came from the cache` : `${digits(now.prompt, 0)} since the start`),
     tile("answers under way", digits(now.running, 0), `${digits(now.waiting, 0)} waiting`),
-    tile("cache memory", now.pages ? percent(now.used / now.pages) : "0%", `${digits(now.used, 0)} of ${digits(now.pages, 0)} pages`));
+    now.pages ? tile("cache memory", percent(now.used / now.pages), `${digits(now.used, 0)} of ${digits(now.pages, 0)} pages`) : "");
   $("live-plot").replaceChildren(...history(points, LENGTH));
 }
 
