@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { readFile, readdir } from "node:fs/promises";
 import { HOSTILE } from "./answers.mjs";
 import { PAGE } from "./fake-server.mjs";
 
@@ -157,4 +158,13 @@ test("files that are no export are refused with a reason", () => {
   assert.throws(() => conversation.fromJson(file({ a: { id: "a", parent: "b", role: "user", content: "x" }, b: { id: "b", parent: "a", role: "user", content: "x" } })), /circle/);
   const [c] = conversation.fromJson(file({ a: { id: "a", parent: "constructor", role: "user", content: "x", evil: 1, reasoning: 5 } }));
   assert.deepEqual(Object.keys(c.messages.a).sort(), ["content", "created", "id", "parent", "role"]);
+});
+
+test("no file of the page has a way for text to become markup, nor an address outside", async () => {
+  for (const name of await readdir(PAGE)) {
+    const text = await readFile(`${PAGE}/${name}`, "utf8");
+    assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|setHTML|\beval\(|new Function|createContextualFragment/, name);
+    if (name.endsWith(".html")) assert.doesNotMatch(text, /<script(?![^>]*src=)|<style|\sstyle=|\son\w+=/, name);
+    assert.doesNotMatch(text.replaceAll("http://www.w3.org/2000/svg", ""), /(?:src|href|url|import|fetch)\s*[=(]?\s*["'(]https?:/, name);
+  }
 });

@@ -291,8 +291,10 @@ scene("code is labelled, coloured and copied as it is; messages too", async page
   assert.match(await copied(), /^Here is a small[^]*```python/);
 });
 
-for (const name of Object.keys(HOSTILE)) {
-  scene(`a hostile answer stays text: ${name}`, async page => {
+scene("hostile answers stay text", async page => {
+  const allowed = new Set(["p", "h2", "br", "a", "code", "pre", "div", "span", "button", "blockquote", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "em"]);
+  for (const name of Object.keys(HOSTILE)) {
+    await page.keyboard.press("Control+k");
     await ask(page, `hostile ${name}`);
     const reply = await answered(page);
     const found = await reply.locator(".answer").evaluate(root => {
@@ -304,18 +306,17 @@ for (const name of Object.keys(HOSTILE)) {
         wide: root.scrollWidth > root.clientWidth + 1,
       };
     });
-    const allowed = new Set(["p", "h2", "br", "a", "code", "pre", "div", "span", "button", "blockquote", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "em"]);
-    assert.deepEqual(found.tags.filter(t => !allowed.has(t)), []);
-    assert.deepEqual(found.handlers, []);
-    for (const link of found.links) assert.match(link, /^https:\/\/(evil\.example|example\.com)\//);
-    assert.equal(found.wide, false);
-    assert.equal(await page.evaluate(() => window.pwned), undefined);
+    assert.deepEqual(found.tags.filter(t => !allowed.has(t)), [], name);
+    assert.deepEqual(found.handlers, [], name);
+    for (const link of found.links) assert.match(link, /^https:\/\/(evil\.example|example\.com)\//, name);
+    assert.equal(found.wide, false, name);
+    assert.equal(await page.evaluate(() => window.pwned), undefined, name);
     if (name === "image") assert.match(await reply.textContent(), /<img src=x onerror="window\.pwned=1">/);
     if (name === "links") assert.deepEqual(found.links, ["https://evil.example/x.png", "https://example.com/a_(b)"]);
     if (name === "rtl") assert.equal(await reply.locator(".unseen").count(), 5);
     if (name === "code") assert.match(await reply.locator(".code").first().textContent(), /<\/code><\/pre><script>/);
-  });
-}
+  }
+});
 
 scene("a growing answer leaves finished blocks and a selection alone", async page => {
   await ask(page, "Give me lines");
