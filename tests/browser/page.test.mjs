@@ -123,7 +123,10 @@ scene("reasoning is folded, says how long it took, and can be turned off", async
   assert.equal(await page.locator(".thinking[open]").count(), 0);
   await answered(page);
   assert.match(await page.textContent(".thought-label"), /^Thought for /);
+  const place = () => page.evaluate(() => document.querySelector(".thinking summary").getBoundingClientRect().top);
+  const before = await place();
   await page.click(".thinking summary");
+  assert.ok(Math.abs(await place() - before) < 2);
   assert.deepEqual(await texts(page.locator(".thought-text li")), ["sunlight has all colours", "blue is scattered the most"]);
   await page.click("#think");
   await page.click("#think");
@@ -430,6 +433,7 @@ scene("the Performance tab: live speed, budget, roofline, kernels, a busy model"
   assert.equal(await page.evaluate(() => location.hash), "#performance");
   await page.click("#to-chat");
   assert.equal(await page.locator("#chat-view").isVisible(), true);
+  assert.match(await page.evaluate(() => location.hash), /^#chat=\w+$/);
   await page.keyboard.press("Escape");
   await answered(page);
 });

@@ -33,6 +33,7 @@ function route() {
   $("to-performance").setAttribute("aria-current", tab ? "page" : "false");
   document.body.classList.toggle("on-performance", tab);
   if (tab) performance.open(); else performance.close();
+  address();
 }
 
 // The address of the conversation that is shown, without a step back for each message.

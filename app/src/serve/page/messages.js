@@ -21,7 +21,9 @@ export function start(actions) {
     const button = e.target.closest(".copy-code");
     if (button) await copied(button, codeOf(button));
   });
-  new ResizeObserver(keepUp).observe(list);
+  // Opening a fold must not move what is read; a keyboard that opens must not hide the end.
+  new ResizeObserver(() => state.run() ? keepUp() : measure()).observe(list);
+  new ResizeObserver(keepUp).observe(scroller);
   let frame = 0;
   state.on("progress", () => {
     frame ||= requestAnimationFrame(() => {
@@ -34,6 +36,7 @@ export function start(actions) {
   state.on("settled", run => {
     if (run.conversation !== state.state.current) return;
     show();
+    keepUp();
     const { message } = run;
     announce(message.error ? message.error.text : message.finish === "stopped" ? "Stopped." : `Answer complete, ${message.tokens} tokens.`);
   });
@@ -221,7 +224,7 @@ class Reply {
     const waits = !message.content && !message.reasoning;
     this.status.hidden = !waits;
     if (!waits) return;
-    const text = run.waiting ? `${run.waiting.why} Trying again in ${Math.max(1, Math.ceil((run.waiting.until - Date.now()) / 1000))} s.` : "";
+    const text = run.waiting ? `${run.waiting.why} Trying again in ${Math.max(1, Math.ceil((run.waiting.until - Date.now()) / 1000))} s.` : Date.now() - run.started > 2000 ? `Reading… ${seconds(Date.now() - run.started)}` : "";
     if (this.status.dataset.text === text) return;
     this.status.dataset.text = text;
     this.status.replaceChildren(h("span", { class: "dots", "aria-hidden": "true" }, h("i", {}), h("i", {}), h("i", {})), h("span", {}, text || "Reading…"));

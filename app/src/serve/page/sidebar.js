@@ -6,6 +6,7 @@ import { $, copyText, download, h, iconButton, toast } from "./dom.js";
 import { menu, undoable } from "./dialogs.js";
 import { fromJson, matches, toJson, toMarkdown } from "./conversation.js";
 import * as state from "./state.js";
+import { read, write } from "./store.js";
 
 const narrow = matchMedia("(max-width: 860px)");
 const body = document.body;
@@ -31,7 +32,7 @@ export function start(actions) {
     ["download", "Export all as JSON", () => download("glimmer-chats.json", "application/json", toJson(state.listed()))],
     ["trash", "Delete all chats", () => undoable("All chats deleted.", state.removeAll()), "danger"],
   ]));
-  $("file").addEventListener("change", read);
+  $("file").addEventListener("change", load);
   state.on("list", draw);
   $("sidebar").addEventListener("keydown", e => {
     if (e.key !== "Escape" || !narrow.matches) return;
@@ -39,6 +40,7 @@ export function start(actions) {
     close();
   });
   narrow.addEventListener("change", label);
+  body.classList.toggle("no-sidebar", read("sidebar", "") === "closed");
   label();
 }
 
@@ -49,6 +51,7 @@ function label() {
 }
 export function toggle() {
   body.classList.toggle(narrow.matches ? "drawer" : "no-sidebar");
+  if (!narrow.matches) write("sidebar", isOpen() ? undefined : "closed");
   label();
   if (narrow.matches && isOpen()) $("new-chat").focus();
 }
@@ -59,7 +62,7 @@ export function close() {
   $("toggle-sidebar").focus();
 }
 
-async function read(e) {
+async function load(e) {
   const [file] = e.target.files;
   e.target.value = "";
   if (!file) return;

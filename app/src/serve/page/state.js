@@ -161,7 +161,7 @@ const PATIENCE = 20;
 async function answer(conversation, parent) {
   if (state.runs.has(conversation.id)) return;
   const message = conversations.add(conversation, parent, { role: "assistant", reasoning: "", model: state.model.id });
-  const run = { conversation, message, controller: new AbortController(), tokens: 0, prompt: expected(conversation, parent), first: 0, last: 0, thinking: 0, waiting: null };
+  const run = { conversation, message, controller: new AbortController(), started: Date.now(), tokens: 0, prompt: expected(conversation, parent), first: 0, last: 0, thinking: 0, waiting: null };
   state.runs.set(conversation.id, run);
   keep(conversation);
   emit("list");
