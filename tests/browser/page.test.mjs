@@ -179,6 +179,11 @@ scene("dark and light: the system's, until one is chosen", async page => {
 scene("a narrow screen has a drawer, nothing sticks out, and fields do not zoom", async page => {
   const fits = () => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth && [...document.querySelectorAll(".main *")].every(e => e.getBoundingClientRect().right <= innerWidth + 1 || e.closest(".code, .table, .table-scroll, .offscreen")));
   assert.ok(await fits());
+  await page.setViewportSize({ width: 320, height: 480 });
+  assert.equal(await page.evaluate(() => document.getElementById("scroller").scrollTop), 0);
+  assert.equal(await page.locator("#jump").isVisible(), false);
+  assert.ok(await fits());
+  await page.setViewportSize({ width: 390, height: 844 });
   await page.fill("#input", "Show me code");
   await page.click("#send");
   await answered(page);

@@ -65,13 +65,13 @@ function scrolled() {
   measure();
 }
 function keepUp() {
-  if (follows) scroller.scrollTop = scroller.scrollHeight;
+  if (follows) scroller.scrollTop = views.size ? scroller.scrollHeight : 0;
   measure();
 }
 function measure() {
   height = scroller.scrollHeight;
   top = scroller.scrollTop;
-  jump.hidden = atEnd();
+  jump.hidden = views.size === 0 || atEnd();
 }
 export function toEnd() {
   follows = true;
