@@ -30,6 +30,9 @@ pub struct Serve {
     /// Answers that are made at the same time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one())]
     pub parallel: usize,
+    /// Tokens that the caches of all answers hold together; --ctx for each of --parallel, but at most 4 GiB, if not given
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
+    pub cache: Option<usize>,
     /// Requests that may wait; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one())]
     pub queue: usize,

@@ -27,6 +27,7 @@ use crate::model::{self, Origin};
 use anyhow::{Context, Result, anyhow};
 use llm::chat::Style;
 use llm::engine::{Engine, Limits};
+use llm::size::Size;
 use llm::tokenizer::Tokenizer;
 use ready::{Ready, Server};
 use std::io::ErrorKind;
@@ -42,6 +43,8 @@ pub use routes::{ROUTES, Route, What, understand};
 /// How long running answers may take after a signal, and how long the connections behind them.
 const GRACE: Duration = Duration::from_secs(5);
 const LAST: Duration = Duration::from_secs(1);
+/// Bytes that the cache takes unless --cache says otherwise or one answer needs more.
+const CACHE: u64 = 4 << 30;
 
 pub fn run(args: &Serve) -> Result<()> {
     let origin = model::origin(args.model.model.as_deref())?;
@@ -109,7 +112,11 @@ fn load(args: &Serve, origin: &Origin, server: &Server) -> Result<()> {
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
     let style = Style::from_gguf(&file, &tokenizer)?;
     let told = &mut |done, of| server.loaded(done, of);
-    let model = model::on_device_told(&args.model, file, args.model.ctx, false, told)?;
+    let size = Size::of(&file)?;
+    let mut model = model::on_device_told(&args.model, file, args.model.ctx, false, told)?;
+    let positions = cache(args, model.context(), &size);
+    let room = || format!("no room for a cache of {positions} tokens; --cache takes fewer");
+    model.reserve(positions).with_context(room)?;
     let limits = Limits { parallel: args.parallel, queue: args.queue };
     let engine = Engine::start(model, tokenizer, limits);
     let context = engine.context();
@@ -117,6 +124,13 @@ fn load(args: &Serve, origin: &Origin, server: &Server) -> Result<()> {
     let seconds = began.elapsed().as_secs_f64();
     eprintln!("glimmer: {} is ready after {seconds:.2} s, with a context of {context} tokens", server.id);
     Ok(())
+}
+
+/// Tokens that all answers' caches hold together.
+fn cache(args: &Serve, context: usize, size: &Size) -> usize {
+    let wanted = context.saturating_mul(args.parallel);
+    let affordable = CACHE / size.kv_bytes(1).max(1);
+    args.cache.unwrap_or(wanted.min(affordable as usize)).max(context)
 }
 
 async fn serve(

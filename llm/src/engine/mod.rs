@@ -286,7 +286,9 @@ impl Engine {
     }
 
     pub fn metrics(&self) -> Metrics {
-        self.shared.state().metrics.clone()
+        let state = self.shared.state();
+        let waiting = state.inside.saturating_sub(state.metrics.running);
+        Metrics { waiting, ..state.metrics.clone() }
     }
 
     /// Cancels everything and ends the thread.
