@@ -444,7 +444,9 @@ impl<'g> Linearizer<'g> {
         }
         let mut shared: Vec<Ex> = vec![];
         for f in &together {
-            shared.extend(self.split_ranges(*f).1.into_iter().filter(|r| !shared.contains(r)).collect::<Vec<_>>());
+            shared.extend(
+                self.split_ranges(*f).1.into_iter().filter(|r| !shared.contains(r)).collect::<Vec<_>>(),
+            );
         }
         // Registers before memory: fewer threads meet there.
         shared.sort_by_key(|r| !matches!(r.op(), Op::Range(_, Kind::Lane)));

@@ -181,7 +181,8 @@ impl<'g> Proposal<'g, '_> {
         let (single, loads) = (self.s.kernel.stages.len() == 1, summed(store));
         let most = if self.caps.vector_bytes == 64 { 24 } else { 8 };
         let few = |a: &Axis| a.extent().filter(|e| (2..=32).contains(e));
-        let heads = self.outs(stage).into_iter().find(|(_, a)| single && few(a).is_some() && shared(&loads, a));
+        let heads =
+            self.outs(stage).into_iter().find(|(_, a)| single && few(a).is_some() && shared(&loads, a));
         let Some((i, n)) = heads.and_then(|(i, a)| Some((i, few(&a)?))) else { return };
         let tile = (2..=most.min(16)).rev().find(|t| n % t == 0).unwrap_or(1);
         if tile > 1 && self.put(Action::Upcast, i, tile as usize) && n <= most {

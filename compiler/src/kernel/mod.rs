@@ -307,7 +307,8 @@ impl<'g> Scheduled<'g> {
 
     /// Axes of a stage that are spread over threads, each once, the fastest first: lanes must be neighbours.
     pub fn thread_axes(&self, s: usize) -> Vec<Axis<'g>> {
-        let of = |k: Kind| self.of_stage(s).map(|(_, a)| *a).filter(move |a| a.kind() == k).collect::<Vec<_>>();
+        let of =
+            |k: Kind| self.of_stage(s).map(|(_, a)| *a).filter(move |a| a.kind() == k).collect::<Vec<_>>();
         let mut axes = of(Kind::Lane);
         let nest: Vec<Ex> = self.kernel.rows.iter().chain(&self.kernel.stages[s].outs).copied().collect();
         let mut outs = of(Kind::Local);

@@ -129,7 +129,8 @@ impl<'g> Proposal<'g, '_> {
         if floats {
             // Four floats are one load.
             for (k, a) in sums {
-                if let Some(side) = a.extent().and_then(|e| [4, 2].into_iter().find(|s| e % (s * lanes) == 0)) {
+                if let Some(side) = a.extent().and_then(|e| [4, 2].into_iter().find(|s| e % (s * lanes) == 0))
+                {
                     self.put(Action::Unroll, *k, side as usize);
                 }
             }
@@ -198,7 +199,11 @@ impl<'g> Proposal<'g, '_> {
         let own = |a: &Axis<'g>| weights.iter().any(|w| reads(*w, a.range));
         let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         let several = outs.iter().rev().skip(1).filter(|(_, a)| a.extent() > Some(1));
-        let tokens = several.clone().find(|(_, a)| !own(a)).or(several.clone().next().filter(|_| all >= FULL)).copied();
+        let tokens = several
+            .clone()
+            .find(|(_, a)| !own(a))
+            .or(several.clone().next().filter(|_| all >= FULL))
+            .copied();
         let tile = match tokens {
             Some((m, a)) => {
                 let n = divisor(a.extent().unwrap_or(1), if floats { 5 } else { 8 });
