@@ -181,7 +181,7 @@ impl<'g> Proposal<'g, '_> {
         let axes: Vec<usize> = sums.iter().map(|(k, _)| around(*k)).collect();
         let rounds = axes.iter().map(|k| work(self.s.axes[*k].range)).min().unwrap_or(1);
         let n = 1 << most.min(rounds).max(1).ilog2();
-        if n == 1 || axes.iter().any(|k| !self.s.axes.get(*k).is_some_and(|a| a.kind() == Kind::Serial)) {
+        if n == 1 || axes.iter().any(|k| self.s.axes[*k].kind() != Kind::Serial) {
             return 1;
         }
         axes.into_iter().for_each(|k| {
@@ -214,7 +214,7 @@ impl<'g> Proposal<'g, '_> {
         };
         let rows = match tile {
             1 if all >= MANY_ROWS => 2,
-            2.. if floats || all >= MANY_ROWS * tile => 4,
+            2.. if floats => 4,
             _ => 1,
         };
         if rows > 1 && r.extent().is_none_or(|e| e % rows == 0) {
