@@ -46,9 +46,9 @@ pub enum Inst {
     Barrier,
     /// Folds `src` over aligned groups of `width` neighbouring threads; each thread of the group gets the result.
     LaneReduce { dst: Reg, fold: Fold, src: Reg, width: u32 },
-    /// Matrix product on a tile unit. `a`: 16 rows, `stride` elements apart, of `4·b.len()` i8 (or `2·b.len()` bf16)
-    /// elements from `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), or 16 × 2 of bf16 (bf16x32); at
-    /// most 16 of them. `dst[m]` (i32x16 or f32x16): `dst[m][r] = Σ_{j,i} a[m][4j+i] · b[j][4r+i]` (2j+i, 2r+i for bf16).
+    /// Matrix product on a tile unit. `a`: 16 rows, `stride` elements apart, of `4·b.len()` i8 elements from
+    /// `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), at most 16 of them. `dst[m]` (i32x16):
+    /// `dst[m][r] = Σ_{j,i} a[m][4j+i] · b[j][4r+i]`.
     TileDot { dst: Vec<Reg>, mem: Mem, index: Reg, offset: i64, stride: i64, b: Vec<Reg> },
     /// The first `n` accumulators of the tile unit, each 16×16 of f32, become zero.
     TileZero { n: usize },

@@ -121,8 +121,8 @@ fn one(p: &Linear, inst: &Inst) -> Work {
         Inst::TileDot { dst, mem, b, .. } => {
             let inner: u64 = b.iter().map(|r| p.dtype(*r).lanes as u64).sum();
             w.operations = 2 * dst.len() as u64 * inner;
-            if let (Mem::Global(_), Some(b)) = (mem, b.first()) {
-                w.loaded = dst.len() as u64 * inner / 16 * p.dtype(*b).scalar.bytes() as u64;
+            if let Mem::Global(_) = mem {
+                w.loaded = dst.len() as u64 * inner / 16;
             }
         }
         Inst::TileMul { a_mem, a, b, .. } => {

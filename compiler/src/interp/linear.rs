@@ -427,18 +427,14 @@ impl<'a> Machine<'a> {
 
     /// Leaves one row of a tile product in `result`: the row of `a` starts at `start`.
     fn tile_row(&mut self, mem: Mem, start: i128, b: &[Reg], t: usize) -> Run {
-        let from = self.program.mem_scalar(mem).scalar;
-        let (with, sum, inputs) = match from {
-            Scalar::I8 => (Scalar::U8, Scalar::I32, 4),
-            _ => (Scalar::BF16, Scalar::F32, 2),
-        };
         let mut row = vec![Bits(0); 16];
         for (j, column) in b.iter().enumerate() {
-            for i in 0..inputs {
-                let a = self.read(mem, start + (inputs * j + i) as i128, t)?;
+            for i in 0..4 {
+                let a = self.read(mem, start + (4 * j + i) as i128, t)?;
                 for (r, acc) in row.iter_mut().enumerate() {
-                    let term = product(sum, (from, a), (with, self.get(*column, t)[inputs * r + i]));
-                    *acc = scalar::binary(Binary::Add, sum, *acc, term);
+                    let b = self.get(*column, t)[4 * r + i];
+                    let term = product(Scalar::I32, (Scalar::I8, a), (Scalar::U8, b));
+                    *acc = scalar::binary(Binary::Add, Scalar::I32, *acc, term);
                 }
             }
         }

@@ -190,16 +190,12 @@ impl Checker<'_> {
                 index.iter().try_for_each(|r| self.is(*r, DType::INDEX))
             }
             Inst::TileDot { dst, mem, index, b, .. } => {
-                let (column, row) = match self.element(*mem)?.scalar {
-                    Scalar::I8 => (Scalar::U8.vec(64), Scalar::I32.vec(16)),
-                    Scalar::BF16 => (Scalar::BF16.vec(32), Scalar::F32.vec(16)),
-                    s => return Err(format!("no tile product of {s}")),
-                };
+                self.access(*mem, DType::I8)?;
                 self.is(*index, DType::INDEX)?;
                 ensure(dst.len() == 16, || "a tile has 16 rows".into())?;
                 ensure((1..=16).contains(&b.len()), || "a tile has 1 to 16 groups of inputs".into())?;
-                b.iter().try_for_each(|r| self.is(*r, column))?;
-                dst.iter().try_for_each(|r| self.is(*r, row))
+                b.iter().try_for_each(|r| self.is(*r, Scalar::U8.vec(64)))?;
+                dst.iter().try_for_each(|r| self.is(*r, Scalar::I32.vec(16)))
             }
         }
     }

@@ -314,9 +314,8 @@ impl<'a> Plan<'a> {
             Inst::Store { mem, index, offset, value, .. } => {
                 (*mem, *index, *offset, self.p.dtype(*value).scalar.bytes())
             }
-            Inst::Prefetch { mem, index, offset } => (*mem, *index, *offset, 1),
-            Inst::TileDot { mem, index, offset, b, .. } => {
-                (*mem, *index, *offset, if self.p.dtype(b[0]).scalar == Scalar::U8 { 1 } else { 2 })
+            Inst::Prefetch { mem, index, offset } | Inst::TileDot { mem, index, offset, .. } => {
+                (*mem, *index, *offset, 1)
             }
             _ => return None,
         };

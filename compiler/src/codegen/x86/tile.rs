@@ -10,7 +10,6 @@
 use super::lower::Lower;
 use super::mach::{Address, Arg, Base, Size};
 use super::plan::RESULTS;
-use crate::dtype::Scalar;
 use crate::linear::{Inst, Mem, Reg};
 use iced_x86::Mnemonic as M;
 
@@ -176,14 +175,13 @@ impl Lower<'_> {
             self.op(M::Tileloadd, &[b_tile, rows(from)]);
             self.tiles.insert(b.len(), b.to_vec());
         }
-        let bytes = self.p.dtype(b[0]).scalar == Scalar::U8;
         let from = self.address(inst, 0);
         let from = self.lea(from);
-        let stride = self.imm(if bytes { stride } else { 2 * stride });
+        let stride = self.imm(stride);
         let a = Address { index: Some((stride, 1)), ..Address::new(Base::Reg(from), 0, 0) };
         self.op(M::Tileloadd, &[a_tile, Arg::Mem(a)]);
         self.op(M::Tilezero, &[result]);
-        self.op(if bytes { M::Tdpbsud } else { M::Tdpbf16ps }, &[result, a_tile, b_tile]);
+        self.op(M::Tdpbsud, &[result, a_tile, b_tile]);
         self.tile_row(number, ROWS - 1);
         let cell = self.tile_row(number, 0);
         self.op(M::Tilestored, &[rows(cell), result]);

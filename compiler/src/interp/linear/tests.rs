@@ -228,42 +228,25 @@ fn no_barrier_orders_grid_indices() {
     check_fault("grid 2 threads 1", (Scalar::I64, 1), N, writes, "race at g0[0]: thread 0 writes another");
 }
 
-/// A product of 16 rows from `g1`, 5 elements apart, with 2 groups of columns from `g2`.
-fn tile(a: Scalar, b: Scalar, sum: Scalar, columns: usize) -> Vec<Bits> {
-    let dst: Vec<_> = (0..16).map(|i| format!("%{}: {sum}x16", 3 + i)).collect();
+/// 16 rows from `g1`, 5 elements apart, times 2 groups of columns from `g2`.
+#[test]
+fn tile_products() {
+    let dst: Vec<_> = (0..16).map(|i| format!("%{}: i32x16", 3 + i)).collect();
     let stores: String = (0..16).map(|i| format!("store g0[%0 + {}] = %{}\n", 16 * i, 3 + i)).collect();
     let program = format!(
-        "linear t grid 1 threads 1\nbuffer g0: {sum} written\nbuffer g1: {a}\nbuffer g2: {b}\n%0: i64 = 0\n\
-         %1: {b}x{columns} = load g2[%0]\n%2: {b}x{columns} = load g2[%0 + {columns}]\n\
+        "linear t grid 1 threads 1\nbuffer g0: i32 written\nbuffer g1: i8\nbuffer g2: u8\n%0: i64 = 0\n\
+         %1: u8x64 = load g2[%0]\n%2: u8x64 = load g2[%0 + 64]\n\
          [{}] = tiledot g1[%0 + 1] by 5 of %1 %2\n{stores}",
         dst.join(", ")
     );
-    let filled = |s: Scalar, count: usize, value: fn(usize) -> i64| {
-        let mut bytes = vec![0; count * s.bytes()];
-        for (i, b) in bytes.chunks_mut(s.bytes()).enumerate() {
-            scalar::cast(Scalar::I64, s, Bits::int(value(i))).write(s, b);
-        }
-        bytes
-    };
-    let mut buffers =
-        [vec![0; 1024], filled(a, 100, |i| i as i64 - 50), filled(b, 2 * columns, |i| (i * i % 200) as i64)];
+    let a: Vec<u8> = (0..100).map(|i| (i as i8 - 50) as u8).collect();
+    let b: Vec<u8> = (0..128).map(|i: usize| (i * i % 200) as u8).collect();
+    let mut buffers = [vec![0; 1024], a.clone(), b.clone()];
     run(&text::linear::parse(&program).unwrap(), &mut buffers, &[]);
-    buffers[0].chunks(4).map(|b| Bits::read(sum, b)).collect()
-}
-
-#[test]
-fn tile_products() {
-    let want = |inputs: usize, m: usize, r: usize| -> i64 {
-        let term = |k: usize| {
-            let b = 16 * inputs * (k / inputs) + inputs * r + k % inputs;
-            (1 + 5 * m + k) as i64 * (b * b % 200) as i64 - 50 * (b * b % 200) as i64
-        };
-        (0..2 * inputs).map(term).sum()
-    };
-    let ints = tile(Scalar::I8, Scalar::U8, Scalar::I32, 64);
-    let floats = tile(Scalar::BF16, Scalar::BF16, Scalar::F32, 32);
-    for (m, r) in (0..256).map(|i| (i / 16, i % 16)) {
-        assert_eq!(ints[16 * m + r].as_int(), want(4, m, r), "row {m}, column {r}");
-        assert_eq!(floats[16 * m + r].as_float(), want(2, m, r) as f32, "row {m}, column {r}");
+    for (i, got) in buffers[0].chunks(4).enumerate() {
+        let (m, r) = (i / 16, i % 16);
+        let term = |k: usize| a[1 + 5 * m + k] as i8 as i64 * b[64 * (k / 4) + 4 * r + k % 4] as i64;
+        let want: i64 = (0..8).map(term).sum();
+        assert_eq!(Bits::read(Scalar::I32, got).as_int(), want, "row {m}, column {r}");
     }
 }

@@ -111,7 +111,7 @@ fn each_rule_rejects() {
         ("%16: i8x16 = Lookup", "%16: u16x16 = Lookup", "gives bytes, not u16x16"),
         ("0d0e0f) %13", "0d0e0f) %14", "takes u8x16"),
         ("prefetch g1[%0]", "[%25: i32x16] = tiledot g1[%0] by 4 of %13", "a tile has 16 rows"),
-        ("prefetch g1[%0]", "[%25: i32x16] = tiledot g0[%0] by 4 of %13", "no tile product of f32"),
+        ("prefetch g1[%0]", "[%25: i32x16] = tiledot g0[%0] by 4 of %13", "i8 in a memory of f32"),
     ];
     for (from, to, complaint) in cases {
         assert!(LEGAL.contains(from), "{from}");
