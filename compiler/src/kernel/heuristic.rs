@@ -43,7 +43,9 @@ impl<'g> Proposal<'g, '_> {
     fn put(&mut self, action: Action, axis: usize, n: usize) -> bool {
         let opt = action.on(axis, n);
         let mut next = self.s.clone();
-        let fits = next.apply(opt, self.caps).is_ok();
+        let stages = self.s.kernel.stages.len();
+        let fits = next.apply(opt, self.caps).is_ok()
+            && (0..stages).all(|i| next.threads(i) <= self.caps.max_threads as i64);
         if fits {
             self.s = next;
             self.opts.push(opt);

@@ -107,7 +107,8 @@ impl<'g> Proposal<'g, '_> {
     ) {
         let (lanes, k) = (self.caps.lanes as i64, sums[0]);
         self.put(Action::Local, column, work(self.s.axes[column].range).min(lanes) as usize);
-        let pieces = STAGED.max(block) * 2 / lanes;
+        let single = self.s.kernel.stages.len() == 1;
+        let pieces = if single { 2 * STAGED } else { block } / lanes;
         self.put(Action::Group, k.0, pieces.min(work(k.1.range)) as usize);
         let loads = summed(store);
         let outs = self.outs(stage);
