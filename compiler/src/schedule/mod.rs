@@ -1,7 +1,7 @@
 //! Which operations share a kernel, in what order, in which memory.
 //!
 //! In: tensor expressions. Out: a [`Program`]: kernels in an order that respects every dependence, each a list of
-//! stages over ranges, and the memory between them. Nothing here depends on the target.
+//! stages over ranges, and the memory between them. Of the target only its [`Grain`] is known here.
 
 mod fuse;
 pub mod lower;
