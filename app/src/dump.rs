@@ -22,7 +22,7 @@ pub fn run(args: &Dump) -> Result<()> {
         .with_context(|| format!("no row of the table begins with `{}`", args.row))?;
     let g = Graph::new();
     let built = case.build(&g, layout(&*device));
-    let program = pipeline::schedule_for(&g, &built.outputs, &caps);
+    let program = pipeline::schedule(&g, &built.outputs, compiler::schedule::Grain::of(&caps));
     println!("{case}: {} kernel(s) for {}", program.kernels.len(), target.name());
     for k in &program.kernels {
         let opts = match &args.schedule {

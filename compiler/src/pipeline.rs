@@ -17,24 +17,8 @@ use crate::tensor::Tensor;
 use crate::text;
 use std::fmt;
 
-/// Element operations that one processor may do alone between two meetings of all: a router of 64 experts over 2048
-/// inputs has 2^17.
-const CPU: Grain = Grain { work: 1 << 18, blocks: None };
-
-/// The many processors of a GPU are slow by themselves.
-const GPU: Grain = Grain { work: 1 << 16, blocks: Some(1 << 18) };
-
-/// Tensor expressions to kernels for a CPU.
-pub fn schedule<'g>(g: &'g Graph, outputs: &[Tensor<'g>]) -> Program<'g> {
-    schedule_by(g, outputs, CPU)
-}
-
-/// Tensor expressions to kernels for a target.
-pub fn schedule_for<'g>(g: &'g Graph, outputs: &[Tensor<'g>], caps: &Caps) -> Program<'g> {
-    schedule_by(g, outputs, if caps.lanes > 1 { GPU } else { CPU })
-}
-
-fn schedule_by<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Program<'g> {
+/// Tensor expressions to kernels.
+pub fn schedule<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Program<'g> {
     if cfg!(debug_assertions) {
         spec::tensor::verify(&outputs.iter().map(|t| t.0).collect::<Vec<_>>());
     }

@@ -12,7 +12,7 @@ use compiler::graph::{Ex, Graph, Op};
 use compiler::kernel::{Opt, heuristic};
 use compiler::linear::Count;
 use compiler::pipeline;
-use compiler::schedule::{self, Kernel, buffer_bytes};
+use compiler::schedule::{self, Grain, Kernel, buffer_bytes};
 use compiler::tensor::Tensor;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -119,7 +119,7 @@ impl Module {
         library: &mut Library,
         choose: &mut dyn Choose,
     ) -> Result<Module, Error> {
-        let program = pipeline::schedule_for(g, outputs, &device.target().caps());
+        let program = pipeline::schedule(g, outputs, Grain::of(&device.target().caps()));
         let arena = schedule::plan_memory(&program);
         let temps = program.temps.iter().filter_map(|t| {
             let at = arena.offsets.get(&t.id)?;

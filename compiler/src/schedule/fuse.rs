@@ -15,6 +15,7 @@
 
 use super::lower::{Lower, at_parts, flatten, reads};
 use super::{Kernel, Program, Stage, length};
+use crate::codegen::Caps;
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
@@ -33,6 +34,17 @@ pub struct Grain {
     pub work: i64,
     /// The same where there are enough rows for all processors; none if rows of a product are never cut into blocks.
     pub blocks: Option<i64>,
+}
+
+impl Grain {
+    /// A router of 64 experts over 2048 inputs has 2^17 operations.
+    pub const CPU: Grain = Grain { work: 1 << 18, blocks: None };
+    /// The many processors of a GPU are slow by themselves.
+    pub const GPU: Grain = Grain { work: 1 << 16, blocks: Some(1 << 18) };
+
+    pub fn of(caps: &Caps) -> Grain {
+        if caps.lanes > 1 { Grain::GPU } else { Grain::CPU }
+    }
 }
 
 /// Rows from which on a kernel of several stages has enough.

@@ -174,7 +174,9 @@ mod tests {
     fn what_the_scheduler_makes_is_legal() {
         let g = Graph::new();
         let x = g.input("x", DType::F32, [8, 64]);
-        for k in &pipeline::schedule(&g, &[x.softmax(-1), x.gather(x.argmax(1))]).kernels {
+        for k in &pipeline::schedule(&g, &[x.softmax(-1), x.gather(x.argmax(1))], crate::schedule::Grain::CPU)
+            .kernels
+        {
             verify(k);
         }
     }

@@ -139,7 +139,7 @@ mod tests {
         let g = Graph::new();
         let n = g.symbol("n", (1, 8));
         let x = g.input("x", DType::F32, [n, g.int(64)]);
-        let kernels = pipeline::schedule(&g, &[x.softmax(-1)]).kernels;
+        let kernels = pipeline::schedule(&g, &[x.softmax(-1)], crate::schedule::Grain::CPU).kernels;
         insta::assert_snapshot!(kernels[0].to_string());
     }
 }

@@ -6,17 +6,17 @@ use compiler::graph::{Ex, Graph, Op};
 use compiler::ops;
 use compiler::pipeline;
 use compiler::quant::{Format, Layout};
-use compiler::schedule::{Program, buffer_bytes, plan_memory};
+use compiler::schedule::{Grain, Program, buffer_bytes, plan_memory};
 use compiler::table::{Case, Fill, Form};
 use compiler::tensor::Tensor;
 
 fn schedule<'g>(g: &'g Graph, f: impl FnOnce(&mut Inputs<'g>) -> Vec<Tensor<'g>>) -> Program<'g> {
-    pipeline::schedule(g, &built(g, f).outputs)
+    pipeline::schedule(g, &built(g, f).outputs, Grain::CPU)
 }
 
 fn case(g: &Graph, form: Form, rows: i64, cols: i64) -> Program<'_> {
     let case = Case { form, format: Format::by_name("Q4_0").unwrap(), rows, cols, tokens: 1 };
-    pipeline::schedule(g, &case.build(g, Layout::Interleaved16).outputs)
+    pipeline::schedule(g, &case.build(g, Layout::Interleaved16).outputs, Grain::CPU)
 }
 
 fn count(p: &Program) -> usize {

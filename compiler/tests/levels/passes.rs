@@ -98,7 +98,7 @@ fn check_program<'g>(
 ) {
     let want = eval(outputs, env);
     for caps in caps {
-        let program = pipeline::schedule_for(g, outputs, caps);
+        let program = pipeline::schedule(g, outputs, compiler::schedule::Grain::of(caps));
         let mut memory: Memory = env.buffers.clone();
         for kernel in &program.kernels {
             let before = memory.clone();

@@ -25,7 +25,7 @@ fn tensor_programs_and_kernels_round_trip() {
         let g = Graph::new();
         let outputs = Case::linear(format, 16, 256, 2).build(&g, Layout::Interleaved16).outputs;
         round_trip(&outputs.iter().map(|t| t.0).collect::<Vec<_>>());
-        for k in &pipeline::schedule(&g, &outputs).kernels {
+        for k in &pipeline::schedule(&g, &outputs, crate::schedule::Grain::CPU).kernels {
             round_trip(&k.stores());
         }
     }
@@ -107,8 +107,11 @@ fn mutated_text_never_panics() {
     let n = g.symbol("n", (1, 8));
     let x = g.input("x", DType::F32, [n, g.int(64)]);
     let tensors = [ops::quantize_i8(x.softmax(-1)).q.0, x.slice_dim(0, n, g.int(1)).0, x.permute(&[1, 0]).0];
-    let stores: Vec<Ex> =
-        pipeline::schedule(&g, &[x.softmax(-1)]).kernels.iter().flat_map(|k| k.stores()).collect();
+    let stores: Vec<Ex> = pipeline::schedule(&g, &[x.softmax(-1)], crate::schedule::Grain::CPU)
+        .kernels
+        .iter()
+        .flat_map(|k| k.stores())
+        .collect();
     let texts = [print(&tensors), print(&stores)];
     let (mut accepted, mut rejected) = (0, 0);
     for seed in 0..2000 {
