@@ -44,8 +44,9 @@ export async function ask(page, text) {
   await page.press("#input", "Enter");
 }
 
-// The last answer, complete.
+// The last answer, complete. What was asked just before is on the page two frames later.
 export async function answered(page) {
+  await page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
   await page.waitForFunction(() => document.querySelector(".reply:last-child:not(.running) .actions > *"));
   return page.locator(".reply").last();
 }
