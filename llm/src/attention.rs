@@ -9,10 +9,14 @@ use crate::weights::{Error, Inputs, Matrix, Numbers};
 use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Ex, Graph};
 use compiler::ops::{self, Rope};
+use compiler::rules::simplify1;
 use compiler::tensor::{IntoTensor, Tensor};
 
 /// Positions of the cache are attended to in whole blocks of this many; so many rows are a page.
 pub const KV_BLOCK: i64 = 32;
+
+/// So many tokens of a prompt attend together to what was there before the last of them.
+const PART: i64 = 128;
 
 /// Whose tokens a step holds, and where their rows of the cache lie.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -104,15 +108,16 @@ impl<'g> Place<'g> {
         view.assign(rows.cast(cache.dtype().scalar))
     }
 
-    /// Softmax of scores `[T, .., L]`, or with the tokens on another axis, over the positions that each token may see.
-    fn weights(&self, scores: Tensor<'g>, tokens: usize) -> Tensor<'g> {
-        let g = scores.graph();
-        let key = g.iota_dim(self.blocks * KV_BLOCK);
+    /// Softmax of scores `[T, .., L]`, or with the tokens on another axis, over the positions that each token may see. The
+    /// scores are those of the tokens from `first` on.
+    fn weights(&self, scores: Tensor<'g>, axis: usize, first: i64) -> Tensor<'g> {
+        let (g, dims) = (scores.graph(), scores.dims());
+        let key = g.iota_dim(dims[dims.len() - 1]);
         let query = match &self.paging {
             Some(p) if self.reach == Reach::Apart => p.positions,
-            _ => g.iota(self.tokens) + g.scalar(self.pos).cast(Scalar::I32),
+            _ => g.iota_dim(dims[axis]) + g.scalar(self.pos + first).cast(Scalar::I32),
         };
-        let query = (tokens + 1..scores.rank()).fold(query, |q, _| q.unsqueeze(-1));
+        let query = (axis + 1..scores.rank()).fold(query, |q, _| q.unsqueeze(-1));
         // Far below any score; minus infinity would make a row of nothing else undefined.
         key.le(query).select(scores, (-1e30).tensor(scores)).softmax(-1)
     }
@@ -140,20 +145,26 @@ fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, a
     if !at.halves {
         let scores = ops::linear(q.contiguous(), keys) * scale;
         if at.reach != Reach::Apart {
-            return ops::linear(at.weights(scores, 0), values);
+            return ops::linear(at.weights(scores, 0, 0), values);
         }
         // By themselves the products let heads share what they read.
-        return ops::linear(at.weights(scores.contiguous(), 0).contiguous(), values);
+        return ops::linear(at.weights(scores.contiguous(), 0, 0).contiguous(), values);
     }
-    // Tokens and heads are the rows of one matrix.
+    // Tokens and heads are the rows of one matrix. What comes after the last token of a part is no part's concern.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
-    let q = q.move_axis(1, 0).reshape_last(3, &[t * r, q.size(3)]);
-    let scores = (ops::linear_half(ops::halved(q), keys) * scale).contiguous();
-    let length = at.blocks * KV_BLOCK;
-    let dims = |n: &[i64]| n.iter().map(|&n| q.graph().int(n)).chain([length]).collect::<Vec<_>>();
-    let weights = at.weights(scores.reshape(dims(&[g, t, r])), 1).reshape(dims(&[g, t * r]));
-    let y = ops::linear_half(ops::halved(weights), values).contiguous();
-    y.reshape([g, t, r, y.size(-1)]).move_axis(0, 1)
+    let n = if t % PART == 0 { PART } else { t };
+    let parts = (0..t / n).map(|i| {
+        let needed = (at.pos + ((i + 1) * n + KV_BLOCK - 1)) / KV_BLOCK;
+        let length = simplify1(if n == t { at.blocks } else { needed.min(at.blocks) } * KV_BLOCK);
+        let seen = |x: Tensor<'g>, axis: isize| x.slice_dim(axis, q.graph().int(0), length);
+        let q = q.slice(0, i * n..(i + 1) * n).move_axis(1, 0).reshape_last(3, &[n * r, q.size(3)]);
+        let scores = (ops::linear_half(ops::halved(q), seen(keys, -2)) * scale).contiguous();
+        let dims = |n: &[i64]| n.iter().map(|&n| q.graph().int(n)).chain([length]).collect::<Vec<_>>();
+        let weights = at.weights(scores.reshape(dims(&[g, n, r])), 1, i * n).reshape(dims(&[g, n * r]));
+        let y = ops::linear_half(ops::halved(weights), seen(values, -1)).cast(Scalar::BF16).contiguous();
+        y.reshape([g, n, r, y.size(-1)]).move_axis(0, 1)
+    });
+    Tensor::concat(&parts.collect::<Vec<_>>(), 0).cast(Scalar::F32)
 }
 
 /// A projection with an optional bias.
@@ -338,7 +349,8 @@ impl<'g> Mla<'g> {
         } else {
             let absorbed = self.absorb_keys(q_nope);
             // Beside each other the product would not fill its tiles, nor the rotation let rows be moved whole.
-            let parts = [absorbed, q_rope].map(|x| if at.halves { x.contiguous() } else { x });
+            let half = |x: Tensor<'g>| x.cast(Scalar::BF16).contiguous();
+            let parts = [absorbed, q_rope].map(|x| if at.halves { half(x) } else { x });
             let q = Tensor::concat(&parts, -1).unsqueeze(1);
             let y = attend(q, seen, seen.slice(-1, 0..rank), c.score_scale(), at);
             self.absorb_values(y.reshape([t, h, rank]))
@@ -350,7 +362,7 @@ impl<'g> Mla<'g> {
     fn decompresses(&self, tokens: i64) -> bool {
         let saved = (2 * self.rank + self.rope) - (self.nope + self.rope + self.value);
         // Twice the break-even of multiplications: what is decompressed passes through memory.
-        tokens * saved > 2 * self.rank * (self.nope + self.value)
+        tokens * saved > self.rank * (self.nope + self.value)
     }
 
     /// The keys' matrices, `[H, nope, rank]`, and the values', `[H, value, rank]`, of a joint one.
@@ -384,7 +396,7 @@ impl<'g> Mla<'g> {
     /// Latent rows `[1, L, rank]` to keys `[L, H, nope]`.
     fn keys(&self, latent: Tensor<'g>) -> Tensor<'g> {
         let w = match &self.up {
-            Up::Split { k, .. } => k.values().contiguous().transpose(-1, -2),
+            Up::Split { k, .. } => k.values().transpose(-1, -2).contiguous(),
             Up::Joint(w) => self.parts(w).0.contiguous(),
         };
         product(latent, w).transpose(0, 1)
@@ -396,7 +408,8 @@ impl<'g> Mla<'g> {
             Up::Split { v, .. } => v.values(),
             Up::Joint(w) => self.parts(w).1,
         };
-        product(latent, w.contiguous()).transpose(0, 1)
+        let w = if latent.dtype() == DType::BF16 { w } else { w.contiguous() };
+        product(latent, w).transpose(0, 1)
     }
 }
 

@@ -173,9 +173,26 @@ impl<'g> Proposal<'g, '_> {
                 self.share(stage, store);
             }
             None if store.dtype().bytes() == 1 && !wide_numbers(store) => self.move_bytes(stage, store),
-            None => {}
+            None if wide_numbers(store) => {}
+            None => self.together(stage, store, wide as i64),
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// A short axis in lanes with part of the one around it, as the halves of pairs that turn together.
+    fn together(&mut self, stage: usize, store: Ex<'g>, wide: i64) {
+        let along = |a: &Axis| affine(store.arg(1), &[a.range]).map_or(0, |(_, s)| s[0]);
+        let outs = self.outs(stage);
+        let Some((short, n)) = outs.iter().find(|(_, a)| along(a) == 1).and_then(|(i, a)| Some((*i, a.extent()?)))
+        else {
+            return;
+        };
+        let around = outs.iter().find(|(_, a)| along(a) == n && a.extent().is_some_and(|e| e * n % wide == 0));
+        if let Some(&(i, _)) = around.filter(|_| n > 1 && wide % n == 0)
+            && self.put(Action::Vector, i, (wide / n) as usize)
+        {
+            self.put(Action::Vector, short, 0);
+        }
     }
 
     /// A few outputs whose sums read the same numbers, as heads do that share a row of the cache: a register tile.

@@ -25,8 +25,13 @@ const WEIGHTS: i64 = TILE * STEP;
 const ACTIVATIONS: i64 = 1 << 20;
 const UNPACKED: i64 = 1 << 20;
 
-/// Tiles of tokens that weights are unpacked for where nobody knows how many inputs there will be.
+/// Tiles of tokens that weights are unpacked for at most, and where nobody knows how many inputs there will be.
+const MOST: i64 = 32;
 const SOME: i64 = 16;
+
+/// Pairs of rows that pass by the same tokens, at most; so many grid indices are left for threads to share.
+const MORE: i64 = 4;
+const ITEMS: i64 = 16;
 
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 
@@ -121,7 +126,7 @@ impl<'g> Scheduled<'g> {
         let inputs: i64 = found[0].over.iter().map(|r| r.arg(0).bounds().1).product();
         let alone = found.len() == 1;
         let (lanes, rows) = match column.arg(0).as_int() {
-            Some(TILE) => (column, columns.into_iter().rfind(|r| *r != column)),
+            Some(TILE) => (column, columns.iter().copied().rfind(|r| *r != column)),
             _ => {
                 let (outer, inner) = self.divide(column, TILE);
                 (inner, Some(outer))
@@ -129,12 +134,26 @@ impl<'g> Scheduled<'g> {
         };
         // Two rows of tiles, if there are no two kinds of weights.
         let fits = alone && 2 * inputs * TILE * 2 <= UNPACKED;
-        let pair = rows.filter(|r| fits && multiple(r.arg(0), 2)).map(|r| match r.arg(0).as_int() {
-            Some(2) => r,
-            _ => self.divide(r, 2).1,
-        });
+        let mut rest: Vec<Ex> = columns.into_iter().filter(|r| *r != column && Some(*r) != rows).collect();
+        let pair = match rows.filter(|r| fits && multiple(r.arg(0), 2)) {
+            Some(r) if r.arg(0).as_int() == Some(2) => Some(r),
+            Some(r) => {
+                let (outer, inner) = self.divide(r, 2);
+                rest.push(outer);
+                Some(inner)
+            }
+            None => {
+                rest.extend(rows);
+                None
+            }
+        };
         let known = found[0].over.iter().all(|r| r.arg(0).as_int().is_some());
-        let most = if known { (ACTIVATIONS / (2 * inputs * TILE)).clamp(4, 32) } else { SOME };
+        let more = if known { self.more(rest, 2 * TILE * 2 * inputs) } else { vec![] };
+        let most = match more.is_empty() {
+            false => MOST,
+            true if known => (ACTIVATIONS / (2 * inputs * TILE)).clamp(4, MOST),
+            true => SOME,
+        };
         let part = |extent: Ex, of: i64| {
             let n = extent.as_int()?;
             (1..=most).rev().map(|tiles| tiles * of).find(|c| n % c == 0).filter(|c| *c < n)
@@ -149,7 +168,22 @@ impl<'g> Scheduled<'g> {
                 Tokens::Rows(part.map_or(across, |n| self.divide(across, n).1))
             }
         };
-        self.stages_of_tiles(tokens, lanes, pair)
+        self.stages_of_tiles(tokens, lanes, pair, &more)
+    }
+
+    /// What of these ranges of rows passes by the same tokens, as far as there is room for that many `bytes` each.
+    fn more(&mut self, mut ranges: Vec<Ex<'g>>, bytes: i64) -> Vec<Ex<'g>> {
+        ranges.retain(|r| r.arg(0).as_int().is_some());
+        ranges.sort_by_key(|r| r.arg(0).as_int());
+        let mut items: i64 = ranges.iter().map(|r| r.arg(0).bounds().1).product();
+        let (mut room, mut more) = ((UNPACKED / bytes).min(MORE), vec![]);
+        for r in ranges {
+            let n = r.arg(0).bounds().1;
+            let Some(m) = (2..=room.min(items / ITEMS)).rev().find(|m| n % m == 0) else { continue };
+            more.push(if m == n { r } else { self.divide(r, m).1 });
+            (room, items) = (room / m, items / m);
+        }
+        more
     }
 
     /// Splits a range into loops outside and inside.
@@ -164,6 +198,7 @@ impl<'g> Scheduled<'g> {
         place: Tokens<'g>,
         lanes: Ex<'g>,
         pair: Option<Ex<'g>>,
+        more: &[Ex<'g>],
     ) -> Result<(), Illegal> {
         let g = self.kernel.g;
         let stage = self.kernel.stages[0].clone();
@@ -206,8 +241,13 @@ impl<'g> Scheduled<'g> {
             Tokens::Tiles(t, _) => simplify1(t.arg(0) * TILE),
         };
         let most = (count.bounds().1 + TILE - 1) / TILE * TILE;
-        let weights = g.make(Op::Local(0), DType::BF16, &[g.int(groups * most_steps * WEIGHTS)]);
-        let sums = g.make(Op::Local(1), DType::F32, &[g.int(groups * most * TILE)]);
+        let units: i64 = more.iter().map(|r| r.arg(0).bounds().1).product();
+        let weights = g.make(Op::Local(0), DType::BF16, &[g.int(units * groups * most_steps * WEIGHTS)]);
+        let sums = g.make(Op::Local(1), DType::F32, &[g.int(units * groups * most * TILE)]);
+        let of_unit = |unit: &[Ex<'g>], group: Ex<'g>| {
+            let unit = unit.iter().fold(g.int(0), |at, r| at * r.arg(0) + *r);
+            simplify1(unit * groups + group)
+        };
         let own = |extent: Ex<'g>| g.new_range(extent, Kind::Serial);
 
         let tiles = simplify1((count + (TILE - 1)) / TILE);
@@ -215,6 +255,7 @@ impl<'g> Scheduled<'g> {
         for (p, product) in found.iter().enumerate() {
             // Nothing is unpacked for no tokens.
             let any = if tiles.as_int().is_some() { g.int(1) } else { tiles.min(1) };
+            let unit: Vec<Ex> = more.iter().map(|r| own(r.arg(0))).collect();
             let group = pair.map(|_| own(g.int(2)));
             let extents =
                 outer.iter().enumerate().map(|(i, r)| if i == 0 { r.arg(0) * any } else { r.arg(0) });
@@ -225,12 +266,13 @@ impl<'g> Scheduled<'g> {
             let mut map: HashMap<Id, Ex> = outer.iter().map(|r| r.id).zip(copies.iter().copied()).collect();
             map.extend([(last.id, element), (lanes.id, lane)]);
             map.extend(pair.zip(group).map(|(r, own)| (r.id, own)));
+            map.extend(more.iter().zip(&unit).map(|(r, own)| (r.id, *own)));
             let terms = outer.iter().zip(&copies).map(|(r, &c)| c * (by[&r.id] / step));
             let at = terms.chain(block).reduce(|a, b| a + b).unwrap_or(g.int(0));
-            let at = group.unwrap_or(g.int(p as i64)) * most_steps + at;
+            let at = of_unit(&unit, group.unwrap_or(g.int(p as i64))) * most_steps + at;
             let at = (at * TILE + two) * STEP + lane * 2 + side;
             let value = substitute(&[product.weights], &map)[0];
-            let outs = group.into_iter().chain(copies).chain(block).chain([two, lane, side]);
+            let outs = unit.into_iter().chain(group).chain(copies).chain(block).chain([two, lane, side]);
             let store = g.make(Op::Store, DType::BF16, &[weights, at, value]);
             stages.push(Stage { outs: outs.collect(), store });
         }
@@ -242,12 +284,13 @@ impl<'g> Scheduled<'g> {
         };
         let two = tiles.as_int() != Some(1);
         let (round, which) = (own(simplify1((tiles + 1) / 2)), g.new_range(g.int(2), Kind::Upcast));
-        let (tile, of_tiles) = match two {
-            true => ((round * 2 + which).min(tiles - 1), vec![round, which]),
-            false => (g.int(0), vec![]),
+        let unit: Vec<Ex> = more.iter().map(|r| own(r.arg(0))).collect();
+        let (tile, round, which) = match two {
+            true => ((round * 2 + which).min(tiles - 1), Some(round), Some(which)),
+            false => (g.int(0), None, None),
         };
         let group = (groups > 1).then(|| g.new_range(g.int(groups), Kind::Upcast));
-        let of_group = group.unwrap_or(g.int(0));
+        let of_group = of_unit(&unit, group.unwrap_or(g.int(0)));
         let mut first: HashMap<Id, Ex> = over.iter().map(|r| (r.id, g.int(0))).collect();
         match place {
             Tokens::Rows(r) => first.extend([(r.id, begin(tile))]),
@@ -256,7 +299,7 @@ impl<'g> Scheduled<'g> {
         let [to, from] = [(of_group * most + tile * TILE) * TILE, substitute(&[*at], &first)[0]];
         let of_weights = of_group * (most_steps * WEIGHTS);
         let args = [sums, *a_mem, weights, to, from, of_weights, g.int(strides[0]), g.int(step), steps];
-        let outs = of_tiles.into_iter().chain(group).collect();
+        let outs = round.into_iter().chain(unit).chain(which).chain(group).collect();
         stages.push(Stage { outs, store: g.make(Op::TileProduct, DType::F32, &args) });
 
         let row = match place {
@@ -264,7 +307,7 @@ impl<'g> Scheduled<'g> {
             Tokens::Tiles(t, within) => t * TILE + within,
         };
         let sum = |(p, product): (usize, &Product<'g>)| {
-            let at = (pair.unwrap_or(g.int(p as i64)) * most + row) * TILE + lanes;
+            let at = (of_unit(more, pair.unwrap_or(g.int(p as i64))) * most + row) * TILE + lanes;
             (product.fold.id, g.make(Op::Load, DType::F32, &[sums, at]))
         };
         let loads: HashMap<Id, Ex> = found.iter().enumerate().map(sum).collect();
@@ -273,7 +316,8 @@ impl<'g> Scheduled<'g> {
             Tokens::Rows(_) => None,
             Tokens::Tiles(t, _) => Some(t),
         };
-        let inner = |r: &&Ex<'g>| **r == across || Some(**r) == tiles || **r == lanes || Some(**r) == pair;
+        let inner =
+            |r: &&Ex<'g>| [Some(across), Some(lanes), tiles, pair].contains(&Some(**r)) || more.contains(r);
         let (inner, rows): (Vec<Ex>, Vec<Ex>) = outs.iter().partition(inner);
         stages.push(Stage { outs: inner, store: substitute(&[stage.store], &loads)[0] });
         self.restage(rows, stages);

@@ -111,7 +111,6 @@ impl Lower<'_> {
         for (j, &at) in b.iter().enumerate() {
             let rows = self.tile_rows(b_mem, at, 2, 64);
             self.op(M::Tileloadd, &[Arg::Tile(B + j as u8), rows]);
-            self.fetch_tile(rows);
         }
         for (i, &at) in a.iter().enumerate() {
             let rows = self.tile_rows(a_mem, at, 2, 2 * stride);
