@@ -109,6 +109,7 @@ impl<'g> Proposal<'g, '_> {
                 self.put(Action::Upcast, two, 0);
             }
         }
+        self.put(Action::Prefetch, 0, PREFETCH / 64);
         true
     }
 
