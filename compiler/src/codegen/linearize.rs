@@ -135,6 +135,9 @@ fn fold_count(c: Count) -> Count {
     }
 }
 
+/// Vector registers that a round of a loop wants besides its sums: weights, scales, masks.
+const OTHERS: usize = 6;
+
 #[derive(Default)]
 struct Scope {
     /// The range whose loop this is; none at the root.
@@ -433,6 +436,7 @@ impl<'g> Linearizer<'g> {
         for r in &loops {
             acc = self.open(*r, acc);
         }
+        self.chains(&together);
         for (f, a) in together.iter().zip(&mut acc) {
             let Op::Fold(fold, n) = f.op() else { unreachable!("collected as folds") };
             for body in &f.args()[..n as usize] {
@@ -460,6 +464,30 @@ impl<'g> Linearizer<'g> {
         }
         let values = together.into_iter().map(|f| f.id).zip(acc);
         self.scopes.last_mut().expect("the root scope stays open").values.extend(values);
+    }
+
+    /// Dot products of several sums in turns: each waits for the one before it in its sum, not for those of the others.
+    fn chains(&mut self, folds: &[Ex<'g>]) {
+        let bodies: Vec<Ex> =
+            folds.iter().flat_map(|f| f.args().into_iter().take(1)).filter(|b| b.op() != Op::Dot4).collect();
+        let mut depths: HashMap<Id, usize> = HashMap::new();
+        let mut dots = vec![];
+        for e in topo(&bodies) {
+            if e.op() == Op::Dot4 && e.dtype().lanes > 1 && self.fixed(e) {
+                let depth = depths.get(&e.arg(0).id).map_or(0, |d| d + 1);
+                depths.insert(e.id, depth);
+                dots.push((depth, e));
+            }
+        }
+        // All sums and all chains stay in registers meanwhile.
+        let registers = dots.first().map_or(0, |(_, e)| if e.dtype().bytes() == 64 { 32 } else { 16 });
+        let chains = dots.iter().filter(|(depth, _)| *depth == 0).count();
+        if chains > 1 && chains + folds.len() + OTHERS <= registers {
+            dots.sort_by_key(|(depth, _)| *depth);
+            dots.into_iter().for_each(|(_, e)| {
+                self.value(e);
+            });
+        }
     }
 
     /// Are all ranges that the fold depends on open or given?
