@@ -6,7 +6,7 @@
 
 use super::{Proposal, divisor, reads, shared, summed};
 use crate::graph::{Ex, Id, Kind, Op, topo};
-use crate::kernel::{Action, Axis, consumers};
+use crate::kernel::{Action, Axis, Role, consumers};
 use crate::rules::sum::affine;
 use std::collections::HashSet;
 
@@ -135,8 +135,8 @@ impl<'g> Proposal<'g, '_> {
     /// Is the stage, of several, a product of matrices: outputs along two axes that share what they read?
     fn tiled(&self, stage: usize) -> bool {
         let loads = summed(self.s.kernel.stages[stage].store);
-        let outs = self.outs(stage);
-        let sharing = outs.iter().filter(|(_, a)| a.extent() > Some(1) && shared(&loads, a));
+        let outs = self.s.of_stage(stage).filter(|(_, a)| a.role == Role::Out(stage));
+        let sharing = outs.filter(|(_, a)| a.extent() > Some(1) && shared(&loads, a));
         self.s.kernel.stages.len() > 1 && sharing.count() > 1
     }
 
