@@ -59,7 +59,7 @@ pub fn check(
         for n in 0..=random {
             let mut chosen: Vec<String> = vec![];
             let choose = |kernel: &Kernel| {
-                let legal = |o: &[Opt]| pipeline::compile(kernel, o, &caps).is_ok();
+                let legal = |o: &[Opt]| pipeline::compiles(kernel, o, &caps);
                 let opts = match n {
                     0 => heuristic::propose(kernel, &caps),
                     _ => search::random(kernel, &caps, &mut rng, OPTIONS, legal),

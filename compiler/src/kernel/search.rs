@@ -36,6 +36,7 @@ fn offers(s: &Scheduled) -> Vec<Opt> {
                 offer(Action::Group, &[2, 4, 8]);
                 offer(Action::GroupTop, &[2, 4, 8]);
                 offer(Action::Dot4, &[0]);
+                offer(Action::Split, &[2, 4, 8]);
             }
             _ => {
                 offer(Action::Upcast, if small { &[0, 2, 3, 4] } else { &[2, 3, 4, 8] });
@@ -110,6 +111,14 @@ pub fn neighbours(kernel: &Kernel, caps: &Caps, opts: &[Opt]) -> impl Iterator<I
             break;
         }
     }
+    // The same behind a split, whose pieces are one axis more.
+    let behind = |o: &Opt| match o.action {
+        Action::Prefetch => *o,
+        Action::Swap => Action::Swap.on(o.axis as usize + 1, o.n as usize + 1),
+        action => action.on(o.axis as usize + 1, o.n as usize),
+    };
+    let splits = offers(&Scheduled::new(kernel.clone())).into_iter().filter(|o| o.action == Action::Split);
+    out.extend(splits.map(|o| [o].into_iter().chain(body.iter().map(behind)).collect()));
     let mut more = offers(&s);
     // There are many, and few matter.
     more.sort_by_key(|o| o.action == Action::Swap);
