@@ -110,12 +110,7 @@ impl Known {
 pub struct Library(HashMap<String, Known>);
 
 impl Library {
-    fn get(
-        &mut self,
-        device: &dyn Device,
-        kernel: &Kernel,
-        choose: &mut dyn Choose,
-    ) -> Result<Known, Error> {
+    fn get(&mut self, device: &dyn Device, kernel: &Kernel, choose: &mut dyn Choose) -> Result<Known, Error> {
         let key = format!("{:?} {kernel}", kernel.g.symbols());
         if let Some(known) = self.0.get(&key) {
             return Ok(known.clone());
@@ -225,7 +220,17 @@ impl Step {
         inputs: &HashMap<u32, Slice>,
         mut choose: impl FnMut(&Kernel) -> Vec<Opt>,
     ) -> Result<Step, Error> {
-        let module = Module::new(device, g, outputs, &mut Library::default(), &mut choose)?;
+        Step::by(device, g, outputs, inputs, &mut choose)
+    }
+
+    pub fn by<'g>(
+        device: &dyn Device,
+        g: &'g Graph,
+        outputs: &[Tensor<'g>],
+        inputs: &HashMap<u32, Slice>,
+        choose: &mut dyn Choose,
+    ) -> Result<Step, Error> {
+        let module = Module::new(device, g, outputs, &mut Library::default(), choose)?;
         let mut memory = inputs.clone();
         for &(slot, bytes) in &module.outputs {
             if let Entry::Vacant(free) = memory.entry(slot) {

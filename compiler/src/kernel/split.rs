@@ -51,7 +51,9 @@ impl<'g> Scheduled<'g> {
         let Some(rounds) = self.axes[axis].extent().filter(|e| n > 1 && *e > n && e % n == 0) else {
             refuse!("split: the sum is not {n} pieces of a constant size");
         };
-        let [sum] = consumers(&[stage.store], range)[..] else { refuse!("split: several sums have the axis") };
+        let [sum] = consumers(&[stage.store], range)[..] else {
+            refuse!("split: several sums have the axis")
+        };
         let folds = topo(&[stage.store]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
         if sum.op() != Op::Fold(Fold::Sum, 1) || folds.into_iter().any(|f| !topo(&[sum]).contains(&f)) {
             refuse!("split: wants one sum outside of all others");

@@ -12,8 +12,8 @@ use compiler::linear::Linear;
 use compiler::rng::Rng;
 use compiler::schedule::{Grain, buffer_bytes};
 use compiler::table::{Fill, fill};
-use compiler::{ops, pipeline};
 use compiler::testing::{self, cases};
+use compiler::{ops, pipeline};
 use std::process::{Command, Stdio};
 
 fn emit(sm: u32, program: &Linear) -> String {
@@ -64,7 +64,7 @@ fn random_programs_run_as_interpreted() {
 #[test]
 fn a_kernel_of_stages_runs_as_interpreted() {
     let g = Graph::new();
-    let cache = g.input("cache", DType::F16, [32, 16, 32]);
+    let cache = g.input("cache", DType::F16, [32, 64, 32]);
     let q = g.input("q", DType::F32, [1, 4, 32]);
     let scores = ops::linear(q, cache.widen());
     let most = scores.max(-1);
