@@ -4,6 +4,7 @@ use crate::args::{DeviceName, Dump, DumpWhat};
 use crate::{bench, device};
 use anyhow::{Context, Result, anyhow};
 use compiler::graph::Graph;
+use compiler::kernel::split::phases;
 use compiler::kernel::{self, heuristic};
 use compiler::pipeline;
 use compiler::table::cases;
@@ -33,16 +34,18 @@ pub fn run(args: &Dump) -> Result<()> {
         if wants(DumpWhat::Schedule) {
             println!("{}: {}", k.name, kernel::show(&opts));
         }
-        let linear = pipeline::observe(k, &opts, &caps, &mut |pass, ir| {
-            if wants(DumpWhat::Kernel) && pass != "linearise" {
-                println!("--- {pass}\n{ir}");
+        for phase in phases(k, &opts, &caps)? {
+            let linear = pipeline::observe(&phase.kernel, &phase.opts, &caps, &mut |pass, ir| {
+                if wants(DumpWhat::Kernel) && pass != "linearise" {
+                    println!("--- {pass}\n{ir}");
+                }
+            })?;
+            if wants(DumpWhat::Linear) {
+                println!("{linear}");
             }
-        })?;
-        if wants(DumpWhat::Linear) {
-            println!("{linear}");
-        }
-        if wants(DumpWhat::Asm) {
-            println!("{}", target.disassemble(&target.emit(&linear)));
+            if wants(DumpWhat::Asm) {
+                println!("{}", target.disassemble(&target.emit(&linear)));
+            }
         }
     }
     Ok(())

@@ -5,7 +5,8 @@
 
 use crate::codegen::{Caps, expand, linearize, vectorize, widen};
 use crate::graph::{Ex, Graph};
-use crate::kernel::{Illegal, Opt, Scheduled};
+use crate::kernel::split::phases;
+use crate::kernel::{Action, Illegal, Opt, Scheduled};
 use crate::linear::Linear;
 use crate::rewrite::{Rule, rewrite};
 use crate::rules::float::FUSE_FMA;
@@ -29,7 +30,12 @@ pub fn schedule<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Progr
     program
 }
 
-/// One kernel under a schedule to a linear program.
+/// Does a kernel compile under a schedule, in all of its phases?
+pub fn compiles(kernel: &Kernel, opts: &[Opt], caps: &Caps) -> bool {
+    phases(kernel, opts, caps).is_ok_and(|all| all.iter().all(|p| compile(&p.kernel, &p.opts, caps).is_ok()))
+}
+
+/// One kernel, or a phase of one, under a schedule to a linear program.
 pub fn compile(kernel: &Kernel, opts: &[Opt], caps: &Caps) -> Result<Linear, Illegal> {
     observe(kernel, opts, caps, &mut |_, _| ())
 }
@@ -45,6 +51,9 @@ pub fn observe<'g>(
         ir.verify();
         seen(pass, ir);
     };
+    if opts.iter().any(|o| o.action == Action::Split) {
+        return Err(Illegal("split makes two kernels, each with options of its own".into()));
+    }
     let s = Scheduled::new(kernel.clone());
     after("split ranges", Ir::Kernel(&s.kernel));
     let s = s.apply_all(opts, caps)?;

@@ -4,6 +4,9 @@
 //! cache with the tokens' rows written. Both kinds end in [`attend`]. A sequence's rows lie in order, or in pages that a
 //! table names.
 
+#[cfg(test)]
+mod tests;
+
 use crate::config::{self, Config};
 use crate::weights::{Error, Inputs, Matrix, Numbers};
 use compiler::dtype::{DType, Scalar};
@@ -14,6 +17,15 @@ use compiler::tensor::{IntoTensor, Tensor};
 
 /// Positions of the cache are attended to in whole blocks of this many; so many rows are a page.
 pub const KV_BLOCK: i64 = 32;
+
+/// The same where each block is a piece of the work: so many are worth the sums of values that a piece leaves in memory.
+const PIECE: i64 = 64;
+
+/// Most heads that share what a piece reads of the cache.
+const SHARING: i64 = 5;
+
+/// Columns of values that are added up over the pieces together.
+const COLUMNS: i64 = 32;
 
 /// So many tokens of a prompt attend together to what was there before the last of them.
 const PART: i64 = 128;
@@ -29,13 +41,19 @@ pub enum Reach {
     Apart,
 }
 
+/// Positions of each block of so many tokens.
+pub fn block(tokens: i64, numbers: Numbers, reach: Reach) -> i64 {
+    let alone = tokens == 1 && reach == Reach::Whole || reach == Reach::Apart;
+    if alone && numbers.in_pieces(tokens) { PIECE } else { KV_BLOCK }
+}
+
 /// What a step in pages is told in memory, i32.
 pub struct Paging<'g> {
     /// The row of the cache that each token writes, `[T]`.
     pub slots: Tensor<'g>,
     /// Each token's position, `[T]`.
     pub positions: Tensor<'g>,
-    /// The pages that hold the positions in order, `[blocks]` of one sequence or `[T, blocks]`.
+    /// The pages that hold the positions in order, `[pages]` of one sequence or `[T, pages]`.
     pub table: Tensor<'g>,
 }
 
@@ -45,8 +63,9 @@ pub struct Place<'g> {
     pub tokens: i64,
     /// Position of the first.
     pub pos: Ex<'g>,
-    /// Blocks of the cache that hold all positions up to the last.
+    /// Blocks of the cache that hold all positions up to the last, and the positions of one.
     pub blocks: Ex<'g>,
+    block: i64,
     /// Cosine and sine of each position of the cache, f32 `[capacity, n/2]`.
     pub cos: Tensor<'g>,
     pub sin: Tensor<'g>,
@@ -66,13 +85,15 @@ impl<'g> Place<'g> {
         reach: Reach,
     ) -> Place<'g> {
         let table = |name| g.input(name, DType::F32, [capacity, c.rotary.dims / 2]);
-        let blocks = g.symbol("blocks", (1, capacity / KV_BLOCK));
+        let block = block(tokens, numbers, reach);
+        let blocks = g.symbol("blocks", (1, capacity / block));
+        let pages = blocks * (block / KV_BLOCK);
         let paging = (reach != Reach::Whole).then(|| Paging {
             slots: g.input("slots", DType::I32, [tokens]),
             positions: g.input("positions", DType::I32, [tokens]),
             table: match reach {
-                Reach::Apart => g.input("table", DType::I32, [g.int(tokens), blocks]),
-                _ => g.input("table", DType::I32, [blocks]),
+                Reach::Apart => g.input("table", DType::I32, [g.int(tokens), pages]),
+                _ => g.input("table", DType::I32, [pages]),
             },
         });
         Place {
@@ -80,6 +101,7 @@ impl<'g> Place<'g> {
             halves: numbers.halves(tokens),
             pos: g.symbol("pos", (0, capacity - tokens)),
             blocks,
+            block,
             cos: table("cos"),
             sin: table("sin"),
             reach,
@@ -108,23 +130,35 @@ impl<'g> Place<'g> {
         view.assign(rows.cast(cache.dtype().scalar))
     }
 
-    /// Softmax of scores `[T, .., L]`, or with the tokens on another axis, over the positions that each token may see. The
-    /// scores are those of the tokens from `first` on.
-    fn weights(&self, scores: Tensor<'g>, axis: usize, first: i64) -> Tensor<'g> {
-        let (g, dims) = (scores.graph(), scores.dims());
-        let key = g.iota_dim(dims[dims.len() - 1]);
+    /// Positions of all blocks.
+    fn length(&self) -> Ex<'g> {
+        self.blocks * self.block
+    }
+
+    /// Scores `[T, .., L]`, or with the tokens on another axis, of the positions `key` that each token may see; they are
+    /// those of the tokens from `first` on.
+    fn masked(&self, scores: Tensor<'g>, key: Tensor<'g>, axis: usize, first: i64) -> Tensor<'g> {
+        let (g, tokens) = (scores.graph(), scores.dims()[axis]);
         let query = match &self.paging {
             Some(p) if self.reach == Reach::Apart => p.positions,
-            _ => g.iota_dim(dims[axis]) + g.scalar(self.pos + first).cast(Scalar::I32),
+            _ => g.iota_dim(tokens) + g.scalar(self.pos + first).cast(Scalar::I32),
         };
         let query = (axis + 1..scores.rank()).fold(query, |q, _| q.unsqueeze(-1));
         // Far below any score; minus infinity would make a row of nothing else undefined.
-        key.le(query).select(scores, (-1e30).tensor(scores)).softmax(-1)
+        key.le(query).select(scores, (-1e30).tensor(scores))
+    }
+
+    /// The softmax of such scores over all positions: what is in proportion to it, and the factor that is missing.
+    fn weights(&self, scores: Tensor<'g>, axis: usize, first: i64) -> [Tensor<'g>; 2] {
+        let key = scores.graph().iota_dim(*scores.dims().last().expect("scores have positions"));
+        let scores = self.masked(scores, key, axis, first);
+        let e = (scores - scores.max(-1)).exp();
+        [e, e.sum(-1).recip()]
     }
 
     /// The rows that any of the tokens may see, `[L, ..]`; for each token by itself `[T, L, ..]` where they are apart.
     fn seen(&self, cache: Tensor<'g>) -> Tensor<'g> {
-        let (g, length) = (cache.graph(), self.blocks * KV_BLOCK);
+        let (g, length) = (cache.graph(), self.length());
         let Some(p) = &self.paging else { return cache.slice_dim(0, g.int(0), length) };
         let row = &cache.dims()[1..];
         let page = [&[g.int(cache.size(0) / KV_BLOCK), g.int(KV_BLOCK)], row].concat();
@@ -141,14 +175,30 @@ impl<'g> Place<'g> {
 /// q `[T, G, R, k]` (R heads share each of G keys), keys `[L, G, k]`, values `[L, G, v]`, or `[T, L, ..]` of each token's
 /// own: `[T, G, R, v]`.
 fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
+    if at.block == PIECE {
+        attend_in_pieces(q, keys, values, scale, at)
+    } else {
+        attend_at_once(q, keys, values, scale, at)
+    }
+}
+
+fn attend_at_once<'g>(
+    q: Tensor<'g>,
+    keys: Tensor<'g>,
+    values: Tensor<'g>,
+    scale: f32,
+    at: &Place<'g>,
+) -> Tensor<'g> {
     let (keys, values) = (keys.move_axis(-3, -2).widen(), values.move_axis(-3, -1).widen());
     if !at.halves {
         let scores = ops::linear(q.contiguous(), keys) * scale;
         if at.reach != Reach::Apart {
-            return ops::linear(at.weights(scores, 0, 0), values);
+            let [e, factor] = at.weights(scores, 0, 0);
+            return ops::linear(e, values) * factor;
         }
         // By themselves the products let heads share what they read.
-        return ops::linear(at.weights(scores.contiguous(), 0, 0).contiguous(), values);
+        let [e, factor] = at.weights(scores.contiguous(), 0, 0);
+        return ops::linear(e.contiguous(), values) * factor;
     }
     // Tokens and heads are the rows of one matrix. What comes after the last token of a part is no part's concern.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
@@ -159,12 +209,58 @@ fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, a
         let seen = |x: Tensor<'g>, axis: isize| x.slice_dim(axis, q.graph().int(0), length);
         let q = q.slice(0, i * n..(i + 1) * n).move_axis(1, 0).reshape_last(3, &[n * r, q.size(3)]);
         let scores = (ops::linear_half(ops::halved(q), seen(keys, -2)) * scale).contiguous();
-        let dims = |n: &[i64]| n.iter().map(|&n| q.graph().int(n)).chain([length]).collect::<Vec<_>>();
-        let weights = at.weights(scores.reshape(dims(&[g, n, r])), 1, i * n).reshape(dims(&[g, n * r]));
-        let y = ops::linear_half(ops::halved(weights), seen(values, -1)).cast(Scalar::BF16).contiguous();
+        let int = |n: i64| q.graph().int(n);
+        let [e, factor] = at.weights(scores.reshape([int(g), int(n), int(r), length]), 1, i * n);
+        let e = ops::halved(e.reshape([int(g), int(n * r), length]));
+        let y = ops::linear_half(e, seen(values, -1)) * factor.reshape([g, n * r, 1]);
+        let y = y.cast(Scalar::BF16).contiguous();
         y.reshape([g, n, r, y.size(-1)]).move_axis(0, 1)
     });
     Tensor::concat(&parts.collect::<Vec<_>>(), 0).cast(Scalar::F32)
+}
+
+/// As [`attend`]: every block of positions under its own largest score, then all of them under the largest of these.
+fn attend_in_pieces<'g>(
+    q: Tensor<'g>,
+    keys: Tensor<'g>,
+    values: Tensor<'g>,
+    scale: f32,
+    at: &Place<'g>,
+) -> Tensor<'g> {
+    let (g, [t, groups, heads, width]) = (q.graph(), [0, 1, 2, 3].map(|i| q.size(i)));
+    let sharing = (2..=SHARING).rev().find(|n| heads % n == 0).unwrap_or(heads);
+    // All are [T, blocks, G, R / sharing, sharing, ..]: what comes before the last heads is one piece of work.
+    let pieces = |x: Tensor<'g>| {
+        let own = if x.rank() == 4 { t } else { 1 };
+        let row = [groups, x.size(-1)].map(|n| g.int(n));
+        let x = x.widen().reshape([&[g.int(own), at.blocks, g.int(at.block)], &row[..]].concat());
+        x.move_axis(2, 3).unsqueeze(3)
+    };
+    let q = q.contiguous().reshape([t, 1, groups, heads / sharing, sharing, width]);
+    let key = g.iota_dim(at.length()).reshape([at.blocks, g.int(1), g.int(1), g.int(1), g.int(at.block)]);
+    let scores = at.masked(ops::linear(q, pieces(keys)) * scale, key, 0, 0);
+    let most = scores.max(-1);
+    let e = (scores - most).exp();
+    let y = ops::linear(e, pieces(values).transpose(-1, -2));
+    let [most, sum, y] = [most, e.sum(-1), y].map(|x| x.contiguous());
+    // The pieces last. A few columns have their own sums of them: more to do, but for more processors. The rows are those
+    // of the product behind: heads by themselves where each has a matrix of its own.
+    let (all, v) = (groups * heads, y.size(-1));
+    let columns = if v % COLUMNS == 0 { COLUMNS } else { v };
+    let tokens = if t == 1 { vec![] } else { vec![t] };
+    let rows = [tokens, if groups == 1 { vec![all, v / columns] } else { vec![all * v / columns] }].concat();
+    let last = |x: Tensor<'g>, n: i64, row: &[i64]| {
+        let x = x.reshape([g.int(t), at.blocks, g.int(all), g.int(n)]).move_axis(1, -1);
+        let x = x.expand([g.int(t), g.int(all), g.int(n.max(v / columns)), at.blocks]);
+        let dims = rows.iter().chain(row).map(|&n| g.int(n)).chain([at.blocks]);
+        x.reshape(dims.collect::<Vec<_>>())
+    };
+    let (most, sum, y) = (last(most, 1, &[]), last(sum, 1, &[]), last(y, v, &[columns]));
+    let top = most.max(-1);
+    // Computed where it is used: quicker than to be stored and read again.
+    let share = (most.unsqueeze(-2).expand(y.dims()) - top.unsqueeze(-2)).exp();
+    let sum = (sum * (most - top).exp()).sum(-1);
+    ((y * share).sum(-1).squeeze(-1) * sum.recip()).reshape([t, groups, heads, v])
 }
 
 /// A projection with an optional bias.
@@ -340,7 +436,7 @@ impl<'g> Mla<'g> {
             let latent = seen.slice(-1, 0..rank);
             let length = seen.dims()[0];
             let turned =
-                seen.slice(-1, rank..rank + rope).expand([length, x.graph().int(h), x.graph().int(rope)]);
+                seen.slice(-1, rank..rank + rope).widen().expand([length, x.graph().int(h), x.graph().int(rope)]);
             let latent =
                 if at.halves { ops::halved(latent.transpose(0, 1)) } else { latent.transpose(0, 1).widen() };
             let keys = Tensor::concat(&[self.keys(latent), turned], -1).contiguous();

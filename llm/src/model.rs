@@ -4,7 +4,7 @@
 //! needed; layers whose tensors have the same types and shapes share its kernels. A chunk shorter than its plan is
 //! filled up with tokens whose rows of the cache are written again before anything looks at them.
 
-use crate::attention::{Attention, KV_BLOCK, Reach};
+use crate::attention::{self, Attention, KV_BLOCK, Reach};
 use crate::block::Block;
 use crate::config::{self, Config};
 use crate::gguf::{Gguf, TensorInfo};
@@ -146,14 +146,15 @@ impl Model {
             options.activations.unwrap_or(if caps.dot4 { Activations::Int8 } else { Activations::F32 });
         // Without block-quantised weights there is nothing to round: everything is exact.
         let quantised = file.tensors().iter().any(|t| t.format.is_quantised());
-        let numbers = Numbers { activations, tiles: caps.tile && quantised };
+        let numbers = Numbers { activations, tiles: caps.tile && quantised, spread: caps.lanes > 1 };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
         let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
         let chunks: Vec<usize> = CHUNKS.into_iter().filter(fits).collect();
         let most = chunks[chunks.len() - 1];
         let whole = |n: usize| n.next_multiple_of(KV_BLOCK as usize);
-        let capacity = (whole(context) + whole(most)) as i64;
+        let block = attention::block(1, numbers, Reach::Whole);
+        let capacity = (whole(context) + whole(most)).next_multiple_of(block as usize) as i64;
 
         let drafts = if options.drafts { config.drafts } else { 0 };
         let declared = declare(&file, &config, drafts, layout, numbers)?;
@@ -171,7 +172,7 @@ impl Model {
         let room = |n: i64| Ok::<_, device::Error>(device.alloc(n as usize * 4)?.whole());
         let mut layers = vec![];
         for (index, (kind, sources)) in declared.layers.into_iter().enumerate() {
-            let caches = caches(&*device, &config, capacity)?;
+            let caches = caches(&*device, &config, numbers, capacity)?;
             let weights = sources.iter().map(|s| weights[&s.tensor][s.plane].clone()).collect();
             layers.push(Layer { index: index as i64, kind, weights, caches });
         }
@@ -310,8 +311,7 @@ impl Model {
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         self.device.write(&self.ids, 0, &bytes)?;
         let rows = self.rows_for(tokens.len());
-        let blocks = (pos + rows).div_ceil(KV_BLOCK as usize);
-        self.launch(part, rows, &[("pos", pos as i64), ("blocks", blocks as i64)])
+        self.launch(part, rows, &[("pos", pos as i64), ("blocks", self.blocks(rows, pos + rows))])
     }
 
     /// Logits of rows `at..at + n` of the hidden state.
@@ -333,6 +333,11 @@ impl Model {
         let mut bytes = vec![0; n * self.vocab() * 4];
         self.device.read(&self.logits, (at - row) * self.vocab() * 4, &mut bytes)?;
         Ok(floats(&bytes))
+    }
+
+    /// Blocks that hold so many positions, in a plan of so many tokens of one sequence.
+    fn blocks(&self, rows: usize, positions: usize) -> i64 {
+        positions.div_ceil(attention::block(rows as i64, self.numbers, Reach::Whole) as usize) as i64
     }
 
     /// The smallest plan for `n` tokens.
@@ -365,10 +370,10 @@ impl Model {
     /// What [`Model::feed`] runs for so many tokens at the next positions, one chunk: each plan's part, rows and symbols.
     pub(crate) fn pieces(&self, tokens: usize) -> [Piece; 2] {
         let rows = self.rows_for(tokens);
-        let blocks = (self.len + rows).div_ceil(KV_BLOCK as usize);
+        let blocks = self.blocks(rows, self.len + rows);
         let row = (tokens - 1).min(self.chunk() - 1);
         [
-            (Part::Trunk, rows, vec![("pos", self.len as i64), ("blocks", blocks as i64)]),
+            (Part::Trunk, rows, vec![("pos", self.len as i64), ("blocks", blocks)]),
             (Part::Head, 1, vec![("row", row as i64)]),
         ]
     }
@@ -448,8 +453,13 @@ impl Model {
 }
 
 /// A layer's caches of so many rows.
-pub(crate) fn caches(device: &dyn Device, c: &Config, rows: i64) -> Result<Vec<Slice>, device::Error> {
-    let bytes = |row: &Vec<i64>| (rows * row.iter().product::<i64>()) as usize * 4;
+pub(crate) fn caches(
+    device: &dyn Device,
+    c: &Config,
+    numbers: Numbers,
+    rows: i64,
+) -> Result<Vec<Slice>, device::Error> {
+    let bytes = |row: &Vec<i64>| (rows * row.iter().product::<i64>()) as usize * numbers.cache().bytes();
     Attention::cache_rows(c).iter().map(|row| Ok(device.alloc(bytes(row))?.whole())).collect()
 }
 

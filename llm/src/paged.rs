@@ -3,7 +3,7 @@
 //! A page is [`PAGE`] rows of every layer's cache; whose it is, the caller knows. Behind the pages lie rows that the
 //! unused rows of a plan write. A token's row is computed bit by bit alike in every batch, whatever runs beside it.
 
-use crate::attention::KV_BLOCK;
+use crate::attention::{self, KV_BLOCK, Reach};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::{Error, Model, Part, caches};
 use runtime::buffer::Slice;
@@ -62,10 +62,10 @@ impl Model {
         self.rows = ((positions.div_ceil(PAGE) * PAGE + spare) as i64).max(self.capacity);
         self.plans.clear();
         self.truncate(0);
-        let Model { device, config, layers, draft, rows, .. } = self;
+        let Model { device, config, layers, draft, rows, numbers, .. } = self;
         layers.iter_mut().chain(draft.as_mut()).for_each(|layer| layer.caches.clear());
         for layer in layers.iter_mut().chain(draft.as_mut()) {
-            layer.caches = caches(&**device, config, *rows)?;
+            layer.caches = caches(&**device, config, *numbers, *rows)?;
         }
         Ok(())
     }
@@ -134,7 +134,9 @@ impl Model {
             self.within(r.pos + 1, r.table)?;
         }
         let last = tokens.iter().map(|r| r.pos).max().unwrap_or(0);
-        let blocks = last / PAGE + 1;
+        let block = attention::block(rows as i64, self.numbers, Reach::Apart) as usize;
+        let blocks = last / block + 1;
+        let pages = blocks * (block / PAGE);
         let spare = self.pages() as u32;
         let mut slots: Vec<u32> = tokens.iter().map(|r| slot(r.table, r.pos)).collect();
         slots.extend((n..rows).map(|i| self.spare_row(i)));
@@ -142,11 +144,11 @@ impl Model {
         positions.resize(rows, 0);
         let mut table = vec![];
         for r in tokens {
-            let used = r.table.iter().copied().take(blocks.min(r.pos / PAGE + 1));
+            let used = r.table.iter().copied().take(r.pos / PAGE + 1);
             // What lies behind a token's position is not looked at, whatever it is.
-            table.extend(used.chain(std::iter::repeat(r.table[0])).take(blocks));
+            table.extend(used.chain(std::iter::repeat(r.table[0])).take(pages));
         }
-        table.resize(rows * blocks, spare);
+        table.resize(rows * pages, spare);
         self.tell(&ids, &slots, &positions, &table)?;
         self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
         self.head_of(Part::Head, rows, 0, n)

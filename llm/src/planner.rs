@@ -94,7 +94,7 @@ impl<'m> Planner<'m> {
             let x = self.stream(&g, "x", rows);
             let caches: Vec<Tensor> = Attention::cache_rows(c)
                 .iter()
-                .map(|row| g.input("cache", DType::F32, [&[model.rows], &row[..]].concat()))
+                .map(|row| g.input("cache", model.numbers.cache(), [&[model.rows], &row[..]].concat()))
                 .collect();
             let (y, after) = Block::declare(&i, c, layer.index)?.of(x, &caches, c, &place);
             let outputs: Vec<Tensor> = [y].into_iter().chain(after).collect();

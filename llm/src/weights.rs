@@ -65,12 +65,22 @@ pub struct Numbers {
     pub activations: Activations,
     /// Many tokens in bf16, on a tile unit: more exact than int8, and faster there.
     pub tiles: bool,
+    /// Many processors, which the attention of a few tokens keeps busy only in pieces.
+    pub spread: bool,
 }
 
 impl Numbers {
     /// Are the products of so many tokens in bf16?
     pub fn halves(self, tokens: i64) -> bool {
         self.activations == Activations::Int8 && self.tiles && tokens >= MANY
+    }
+    /// Is the attention of so many tokens, each with positions of its own, computed piece by piece?
+    pub fn in_pieces(self, tokens: i64) -> bool {
+        self.spread && tokens < MANY
+    }
+    /// What a cache holds: rounded where activations are, and where reading it is what takes time.
+    pub fn cache(self) -> DType {
+        if self.activations == Activations::Int8 { DType::F16 } else { DType::F32 }
     }
 }
 

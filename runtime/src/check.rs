@@ -5,7 +5,8 @@
 
 use crate::buffer::Slice;
 use crate::device::{Device, Error};
-use crate::step::Step;
+use crate::step::{Choose, Step};
+use compiler::codegen::Caps;
 use compiler::graph::{Graph, Op};
 use compiler::interp::tensor::{Array, eval};
 use compiler::kernel::{Opt, heuristic, search, show};
@@ -57,18 +58,9 @@ pub fn check(
             .collect::<Result<_, Error>>()
             .map_err(|e| failed("inputs", e.to_string()))?;
         for n in 0..=random {
-            let mut chosen: Vec<String> = vec![];
-            let choose = |kernel: &Kernel| {
-                let legal = |o: &[Opt]| pipeline::compile(kernel, o, &caps).is_ok();
-                let opts = match n {
-                    0 => heuristic::propose(kernel, &caps),
-                    _ => search::random(kernel, &caps, &mut rng, OPTIONS, legal),
-                };
-                chosen.push(show(&opts));
-                opts
-            };
-            let step = Step::new(device, &g, &built.outputs, &inputs, choose);
-            let what = chosen.join(" | ");
+            let mut chance = Chance { caps, rng: (n > 0).then_some(&mut rng), chosen: vec![] };
+            let step = Step::by(device, &g, &built.outputs, &inputs, &mut chance);
+            let what = chance.chosen.iter().map(|o| show(o)).collect::<Vec<_>>().join(" | ");
             let run = || -> Result<Vec<Array>, Error> {
                 let mut step = step?;
                 step.run(device, &[])?;
@@ -81,6 +73,33 @@ pub fn check(
         }
     }
     Ok(())
+}
+
+/// Random schedules, or the heuristic's.
+struct Chance<'r> {
+    caps: Caps,
+    rng: Option<&'r mut Rng>,
+    chosen: Vec<Vec<Opt>>,
+}
+
+impl Choose for Chance<'_> {
+    fn choose(&mut self, kernel: &Kernel) -> Vec<Opt> {
+        let opts = match &mut self.rng {
+            None => heuristic::propose(kernel, &self.caps),
+            Some(rng) => search::walk(kernel, &self.caps, rng, OPTIONS),
+        };
+        self.chosen.push(opts.clone());
+        opts
+    }
+
+    /// What compiles of a walk that does not; the heuristic's schedules do.
+    fn instead(&mut self, kernel: &Kernel, _: &Error) -> Option<Vec<Opt>> {
+        self.rng.as_ref()?;
+        let walk = self.chosen.pop()?;
+        let opts = search::cut_back(walk, |o| pipeline::compiles(kernel, o, &self.caps));
+        self.chosen.push(opts.clone());
+        Some(opts)
+    }
 }
 
 fn upload(device: &dyn Device, bytes: &[u8]) -> Result<Slice, Error> {

@@ -9,7 +9,8 @@ use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
 use compiler::codegen::linearize;
 use compiler::graph::{Ex, Graph, Op};
-use compiler::kernel::{Opt, heuristic};
+use compiler::kernel::split::{Phase, phases};
+use compiler::kernel::{Illegal, Opt, heuristic};
 use compiler::linear::Count;
 use compiler::pipeline;
 use compiler::schedule::{self, Grain, Kernel, buffer_bytes};
@@ -65,38 +66,60 @@ pub fn by_heuristic(device: &dyn Device) -> impl FnMut(&Kernel) -> Vec<Opt> {
     move |kernel| heuristic::propose(kernel, &caps)
 }
 
-/// Compiles one kernel under a schedule and loads it.
-pub fn load(device: &dyn Device, kernel: &Kernel, opts: &[Opt]) -> Result<Program, Error> {
+/// What a kernel under a schedule is run as, on a device.
+pub fn phases_on<'g>(
+    device: &dyn Device,
+    kernel: &Kernel<'g>,
+    opts: &[Opt],
+) -> Result<Vec<Phase<'g>>, Error> {
+    let refused = |why: Illegal| Error::Code { program: kernel.name.clone(), why: why.to_string() };
+    phases(kernel, opts, &device.target().caps()).map_err(refused)
+}
+
+/// Compiles a phase of a kernel and loads it.
+pub fn load(device: &dyn Device, phase: &Phase) -> Result<Program, Error> {
     let target = device.target();
-    let linear = pipeline::compile(kernel, opts, &target.caps())
-        .map_err(|why| Error::Code { program: kernel.name.clone(), why: why.to_string() })?;
+    let linear = pipeline::compile(&phase.kernel, &phase.opts, &target.caps())
+        .map_err(|why| Error::Code { program: phase.kernel.name.clone(), why: why.to_string() })?;
     let code = target.emit(&linear);
     device.load(linear, code)
 }
 
+/// A kernel's schedule and what its phases have become.
+#[derive(Clone)]
+struct Known {
+    schedule: Vec<Opt>,
+    phases: Vec<Compiled>,
+}
+
+impl Known {
+    fn new(device: &dyn Device, kernel: &Kernel, schedule: Vec<Opt>) -> Result<Known, Error> {
+        let one = |p: &Phase| {
+            let (program, text) = (load(device, p)?, p.kernel.to_string().into());
+            Ok(Compiled { program, schedule: p.opts.clone(), text })
+        };
+        let mut phases =
+            phases_on(device, kernel, &schedule)?.iter().map(one).collect::<Result<Vec<_>, Error>>()?;
+        phases[0].schedule = schedule.clone();
+        Ok(Known { schedule, phases })
+    }
+}
+
 /// Kernels that were compiled for a device, by their text: modules that have a kernel in common share it.
 #[derive(Default)]
-pub struct Library(HashMap<String, Compiled>);
+pub struct Library(HashMap<String, Known>);
 
 impl Library {
-    fn get(
-        &mut self,
-        device: &dyn Device,
-        kernel: &Kernel,
-        choose: &mut dyn Choose,
-    ) -> Result<Compiled, Error> {
+    fn get(&mut self, device: &dyn Device, kernel: &Kernel, choose: &mut dyn Choose) -> Result<Known, Error> {
         let key = format!("{:?} {kernel}", kernel.g.symbols());
         if let Some(known) = self.0.get(&key) {
             return Ok(known.clone());
         }
-        let mut schedule = choose.choose(kernel);
-        let program = load(device, kernel, &schedule).or_else(|refused| {
-            schedule = choose.instead(kernel, &refused).ok_or(refused)?;
-            load(device, kernel, &schedule)
+        let known = Known::new(device, kernel, choose.choose(kernel)).or_else(|refused| {
+            Known::new(device, kernel, choose.instead(kernel, &refused).ok_or(refused)?)
         })?;
-        let compiled = Compiled { program, schedule, text: kernel.to_string().into() };
-        self.0.insert(key, compiled.clone());
-        Ok(compiled)
+        self.0.insert(key, known.clone());
+        Ok(known)
     }
 }
 
@@ -119,14 +142,23 @@ impl Module {
         library: &mut Library,
         choose: &mut dyn Choose,
     ) -> Result<Module, Error> {
-        let program = pipeline::schedule(g, outputs, Grain::of(&device.target().caps()));
+        let mut program = pipeline::schedule(g, outputs, Grain::of(&device.target().caps()));
+        let mut kernels = vec![];
+        for kernel in std::mem::take(&mut program.kernels) {
+            let known = library.get(device, &kernel, choose)?;
+            for phase in phases_on(device, &kernel, &known.schedule)? {
+                program.temps.extend(phase.between);
+                program.kernels.push(phase.kernel);
+            }
+            kernels.extend(known.phases);
+        }
         let arena = schedule::plan_memory(&program);
         let temps = program.temps.iter().filter_map(|t| {
             let at = arena.offsets.get(&t.id)?;
             Some((slot(*t), *at, buffer_bytes(*t)))
         });
         let mut module = Module {
-            kernels: vec![],
+            kernels,
             args: vec![],
             buffers: HashMap::new(),
             temps: temps.collect(),
@@ -134,7 +166,6 @@ impl Module {
             outputs: program.outputs.iter().map(|o| (slot(*o), buffer_bytes(*o))).collect(),
         };
         for kernel in &program.kernels {
-            module.kernels.push(library.get(device, kernel, choose)?);
             let buffers: Vec<Ex> = kernel.buffers().into_iter().map(|(b, _)| b).collect();
             for &b in &buffers {
                 let (elements, symbols) = linearize::dimension(schedule::length(b));
@@ -189,7 +220,17 @@ impl Step {
         inputs: &HashMap<u32, Slice>,
         mut choose: impl FnMut(&Kernel) -> Vec<Opt>,
     ) -> Result<Step, Error> {
-        let module = Module::new(device, g, outputs, &mut Library::default(), &mut choose)?;
+        Step::by(device, g, outputs, inputs, &mut choose)
+    }
+
+    pub fn by<'g>(
+        device: &dyn Device,
+        g: &'g Graph,
+        outputs: &[Tensor<'g>],
+        inputs: &HashMap<u32, Slice>,
+        choose: &mut dyn Choose,
+    ) -> Result<Step, Error> {
+        let module = Module::new(device, g, outputs, &mut Library::default(), choose)?;
         let mut memory = inputs.clone();
         for &(slot, bytes) in &module.outputs {
             if let Entry::Vacant(free) = memory.entry(slot) {

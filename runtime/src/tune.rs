@@ -6,11 +6,13 @@
 use crate::buffer::Slice;
 use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
-use crate::step::load;
+use crate::step::{load, phases_on};
 use compiler::dtype::Scalar;
+use compiler::graph::Ex;
 use compiler::interp::tensor::Array;
 use compiler::kernel::{Opt, search};
-use compiler::schedule::Kernel;
+use compiler::linear::Linear;
+use compiler::schedule::{Kernel, buffer_bytes};
 use compiler::work::work;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -41,40 +43,64 @@ pub struct Progress {
     pub best: f64,
 }
 
+/// The kernel under a schedule.
+struct Ready {
+    /// The program of each phase with its arguments: those of the kernel by number, or what lies between the phases.
+    phases: Vec<(Program, Vec<Option<usize>>)>,
+    between: usize,
+}
+
 impl Trial<'_, '_> {
-    fn prepare(&self, program: &Program, launches: &[Vec<Slice>]) -> Result<Prepared, Error> {
+    fn load(&self, opts: &[Opt]) -> Result<Ready, Error> {
+        let given: Vec<Ex> = self.kernel.buffers().into_iter().map(|(b, _)| b).collect();
+        let mut ready = Ready { phases: vec![], between: 0 };
+        for phase in phases_on(self.device, self.kernel, opts)? {
+            let own = phase.kernel.buffers().into_iter();
+            let from = own.map(|(b, _)| given.iter().position(|g| *g == b)).collect();
+            ready.phases.push((load(self.device, &phase)?, from));
+            ready.between += phase.between.map_or(0, buffer_bytes);
+        }
+        Ok(ready)
+    }
+    fn prepare(&self, ready: &Ready, launches: &[Vec<Slice>]) -> Result<Prepared, Error> {
         let mut plan = Plan::new(self.symbols.iter().map(|s| s.0.clone()));
+        let between = self.device.alloc(ready.between.max(1))?.whole();
         for args in launches {
-            plan.push(program, args.clone())?;
+            for (program, from) in &ready.phases {
+                let given = from.iter().map(|i| i.map_or(&between, |i| &args[i]).clone());
+                plan.push(program, given.collect())?;
+            }
         }
         self.device.prepare(plan)
     }
     fn values(&self) -> Vec<i64> {
         self.symbols.iter().map(|s| s.1).collect()
     }
-    /// Seconds of a launch, on average.
-    fn round(&self, prepared: &mut Prepared) -> Result<f64, Error> {
+    /// Seconds of a launch, on average of so many.
+    fn round(&self, prepared: &mut Prepared, launches: usize) -> Result<f64, Error> {
         let times = self.device.time(prepared, &self.values())?;
-        Ok(times.iter().sum::<Duration>().as_secs_f64() / times.len().max(1) as f64)
+        Ok(times.iter().sum::<Duration>().as_secs_f64() / launches.max(1) as f64)
     }
 
     /// Instructions of a launch.
-    fn work(&self, program: &Program) -> f64 {
-        let linear = program.linear();
+    fn work(&self, ready: &Ready) -> f64 {
         let value = |name: &String| self.symbols.iter().find(|s| s.0 == *name).map_or(0, |s| s.1);
-        work(linear, &linear.symbols.iter().map(value).collect::<Vec<_>>()).instructions as f64
+        let one = |linear: &Linear| {
+            work(linear, &linear.symbols.iter().map(value).collect::<Vec<_>>()).instructions as f64
+        };
+        ready.phases.iter().map(|(program, _)| one(program.linear())).sum()
     }
 
-    /// Seconds of a launch of a program; what is much slower than `best` is not timed with care.
-    fn time(&self, program: &Program, best: f64) -> Result<f64, Error> {
-        let one = self.round(&mut self.prepare(program, &self.launches[..1])?)?;
+    /// Seconds of a launch; what is much slower than `best` is not timed with care.
+    fn time(&self, ready: &Ready, best: f64) -> Result<f64, Error> {
+        let one = self.round(&mut self.prepare(ready, &self.launches[..1])?, 1)?;
         if one > 4.0 * best {
             return Ok(one);
         }
-        let mut all = self.prepare(program, self.launches)?;
+        let mut all = self.prepare(ready, self.launches)?;
         let mut fastest = f64::INFINITY;
         for _ in 0..3 {
-            fastest = fastest.min(self.round(&mut all)?);
+            fastest = fastest.min(self.round(&mut all, self.launches.len())?);
             if fastest > 1.25 * best {
                 break;
             }
@@ -95,11 +121,10 @@ impl Trial<'_, '_> {
             if p.tried > 0 && Instant::now() >= until {
                 return ControlFlow::Break(());
             }
-            let program =
-                load(self.device, self.kernel, opts).ok().map(|program| (self.work(&program), program));
-            let seconds = program.filter(|(work, _)| *work <= WORK * least).and_then(|(work, program)| {
+            let ready = self.load(opts).ok().map(|ready| (self.work(&ready), ready));
+            let seconds = ready.filter(|(work, _)| *work <= WORK * least).and_then(|(work, ready)| {
                 least = least.min(work);
-                self.time(&program, p.best).ok()
+                self.time(&ready, p.best).ok()
             });
             p.tried += 1;
             if let Some(s) = seconds {
@@ -115,12 +140,12 @@ impl Trial<'_, '_> {
 
     /// Seconds of a launch under two schedules that take turns, each in ascending order.
     pub fn compare(&self, one: &[Opt], other: &[Opt], rounds: usize) -> Result<[Vec<f64>; 2], Error> {
-        let ready = |opts| self.prepare(&load(self.device, self.kernel, opts)?, self.launches);
+        let ready = |opts| self.prepare(&self.load(opts)?, self.launches);
         let mut prepared = [ready(one)?, ready(other)?];
         let mut times = [vec![], vec![]];
         for round in 0..=rounds {
             for (p, t) in prepared.iter_mut().zip(&mut times) {
-                let seconds = self.round(p)?;
+                let seconds = self.round(p, self.launches.len())?;
                 // The first of each warms up.
                 if round > 0 {
                     t.push(seconds);
@@ -134,8 +159,7 @@ impl Trial<'_, '_> {
     /// What differs between the results of two schedules, if anything does beyond rounding. Memory is as before
     /// afterwards.
     pub fn difference(&self, one: &[Opt], other: &[Opt]) -> Result<Option<String>, Error> {
-        let program = load(self.device, self.kernel, one)?;
-        let types = program.linear().buffers.clone();
+        let types: Vec<_> = self.kernel.buffers().into_iter().map(|(b, w)| (b.dtype(), w)).collect();
         let written = || {
             let each = self.launches.iter().flat_map(|args| args.iter().zip(&types));
             each.filter(|(_, (_, written))| *written).map(|(slice, (dtype, _))| (slice, dtype.scalar))
@@ -149,8 +173,8 @@ impl Trial<'_, '_> {
         };
         let before = read()?;
         let mut results = vec![];
-        for program in [program, load(self.device, self.kernel, other)?] {
-            self.device.run(&mut self.prepare(&program, self.launches)?, &self.values())?;
+        for opts in [one, other] {
+            self.device.run(&mut self.prepare(&self.load(opts)?, self.launches)?, &self.values())?;
             results.push(read()?);
             for ((slice, _), bytes) in written().zip(&before) {
                 self.device.write(slice, 0, bytes)?;
@@ -192,6 +216,49 @@ fn differs(scalar: Scalar, want: &[u8], got: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::slot;
+    use crate::interp::InterpDevice;
+    use compiler::codegen::Target;
+    use compiler::codegen::ptx::Ptx;
+    use compiler::graph::Graph;
+    use compiler::kernel::{Action, heuristic, show};
+    use compiler::pipeline;
+    use compiler::quant::{Format, Layout};
+    use compiler::rng::Rng;
+    use compiler::schedule::Grain;
+    use compiler::table::{Case, environment};
+
+    /// A sum of 4096 products under the heuristic's schedule and in pieces, with memory between the two kernels.
+    #[test]
+    fn a_split_sum_runs_and_agrees() {
+        let gpu = Ptx::new(90).caps();
+        for device in [InterpDevice::default(), InterpDevice::like(gpu)] {
+            let (g, caps) = (Graph::new(), device.target().caps());
+            let case = Case::linear(Format::by_name("F32").unwrap(), 3, 4096, 1);
+            let built = case.build(&g, Layout::Rows);
+            let env = environment(&built, &mut Rng::new(1));
+            let program = pipeline::schedule(&g, &built.outputs, Grain::of(&caps));
+            let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
+            let args = kernel.buffers().into_iter().map(|(b, _)| {
+                let slice = device.alloc(buffer_bytes(b)).unwrap().whole();
+                let given = built.inputs.iter().find(|(t, _)| t.0 == b);
+                let bytes = given.map(|(t, _)| env.buffers[&slot(*t)].clone());
+                device.write(&slice, 0, &bytes.unwrap_or_default()).unwrap();
+                slice
+            });
+            let launches = [args.collect()];
+            let trial = Trial { device: &device, kernel, launches: &launches, symbols: &[] };
+            let plain = heuristic::propose(kernel, &caps);
+            let splits: Vec<_> =
+                search::neighbours(kernel, &caps, &plain).filter(|o| o[0].action == Action::Split).collect();
+            assert!(!splits.is_empty());
+            for split in splits.iter().filter(|o| trial.load(o).is_ok()) {
+                assert_eq!(trial.load(split).unwrap().phases.len(), 2, "{}", show(split));
+                assert_eq!(trial.difference(&plain, split).unwrap(), None, "{}", show(split));
+                assert_eq!(trial.compare(&plain, split, 1).unwrap()[1].len(), 1);
+            }
+        }
+    }
 
     #[test]
     fn rounding_is_forgiven_and_nothing_else() {

@@ -35,9 +35,7 @@ fn fault<'g>(
         let choose = |kernel: &Kernel| {
             let opts = match n {
                 0 => heuristic::propose(kernel, &caps),
-                _ => search::random(kernel, &caps, &mut rng, 4, |o| {
-                    pipeline::compile(kernel, o, &caps).is_ok()
-                }),
+                _ => search::random(kernel, &caps, &mut rng, 4, |o| pipeline::compiles(kernel, o, &caps)),
             };
             chosen.push(opts.clone());
             opts

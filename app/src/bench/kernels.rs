@@ -5,6 +5,7 @@ use crate::args::{BenchKernels, DeviceName};
 use crate::device;
 use anyhow::{Result, anyhow, bail};
 use compiler::graph::Graph;
+use compiler::kernel::split::phases;
 use compiler::kernel::{self, Opt, heuristic, show};
 use compiler::pipeline;
 use compiler::quant::Format;
@@ -187,8 +188,10 @@ impl Runner<'_> {
         let choose = |k: &Kernel| {
             let start = Instant::now();
             let mut opts = given.clone().unwrap_or_else(|| heuristic::propose(k, &caps));
-            if let Ok(linear) = pipeline::compile(k, &opts, &caps) {
-                on.target().emit(&linear);
+            for phase in phases(k, &opts, &caps).into_iter().flatten() {
+                if let Ok(linear) = pipeline::compile(&phase.kernel, &phase.opts, &caps) {
+                    on.target().emit(&linear);
+                }
             }
             compile.push(start.elapsed().as_secs_f64() * 1e3);
             if let Some(limit) = tune {

@@ -7,6 +7,7 @@
 pub mod heuristic;
 mod keep;
 pub mod search;
+pub mod split;
 mod tiles;
 
 use crate::codegen::Caps;
@@ -49,6 +50,9 @@ pub enum Action {
     Dot4,
     /// An output axis by 16 and the reduction below it: AMX. Goes with `Dot4` and `Vector(16)` on the columns.
     Tile,
+    /// A sum in `n` pieces over the grid and, in a second kernel, their sum ([`split::phases`]). Comes first; the pieces are
+    /// the first axis then.
+    Split,
     /// Weights that this output axis shares are unpacked once, into local memory; where products are of bf16, the axis
     /// goes through a tile unit. Comes first; the axes are numbered anew.
     Keep,
@@ -61,11 +65,11 @@ pub enum Action {
 }
 
 impl Action {
-    pub const ALL: [Action; 14] = {
+    pub const ALL: [Action; 15] = {
         use Action::*;
         [
-            Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Keep, Segment, Swap,
-            Prefetch,
+            Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Split, Keep, Segment,
+            Swap, Prefetch,
         ]
     };
     pub fn on(self, axis: usize, n: usize) -> Opt {
@@ -137,6 +141,8 @@ pub struct Scheduled<'g> {
     pub tile: Option<Ex<'g>>,
     /// The inner ranges of dot products: lanes, but consumed by the instruction.
     fours: Vec<Ex<'g>>,
+    /// What runs behind it where a sum is split, and the memory between the two.
+    then: Option<(Kernel<'g>, Ex<'g>)>,
 }
 
 /// Why an option cannot be applied.
@@ -180,6 +186,7 @@ impl<'g> Scheduled<'g> {
             prefetch: 0,
             tile: None,
             fours: vec![],
+            then: None,
         }
     }
 
@@ -268,6 +275,8 @@ impl<'g> Scheduled<'g> {
                     self.tile = Some(self.axes[opt.axis as usize].range);
                 }
             }
+            Action::Split if !reduce => refuse!("{opt}: wants a reduction"),
+            Action::Split => self.split_sum(opt.axis as usize, n)?,
             Action::Keep if reduce || threads => refuse!("{opt}: wants an output axis, and a CPU"),
             Action::Keep if tiles::sums_tiles(self.kernel.stages[0].store, axis.range) => match caps.tile {
                 true => self.keep_tiles(opt.axis as usize)?,
@@ -531,6 +540,7 @@ impl<'g> Scheduled<'g> {
             prefetch: self.prefetch,
             tile: self.tile.map(new),
             fours: self.fours.iter().map(|&r| new(r)).collect(),
+            then: self.then.clone(),
         }
     }
 }

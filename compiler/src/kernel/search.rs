@@ -15,8 +15,15 @@ use std::ops::ControlFlow;
 /// Options that apply to this schedule.
 pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
     let mut out = offers(s);
-    out.retain(|&o| s.clone().apply(o, caps).is_ok() && threads(s, o, caps));
+    out.retain(|&o| after(s, o, caps).is_some());
     out
+}
+
+/// The schedule with one option more, if it applies and the block stays within its threads.
+fn after<'g>(s: &Scheduled<'g>, o: Opt, caps: &Caps) -> Option<Scheduled<'g>> {
+    let mut s = s.clone();
+    s.apply(o, caps).ok()?;
+    (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64).then_some(s)
 }
 
 /// Options that may apply to this schedule.
@@ -36,6 +43,7 @@ fn offers(s: &Scheduled) -> Vec<Opt> {
                 offer(Action::Group, &[2, 4, 8]);
                 offer(Action::GroupTop, &[2, 4, 8]);
                 offer(Action::Dot4, &[0]);
+                offer(Action::Split, &[2, 4, 8]);
             }
             _ => {
                 offer(Action::Upcast, if small { &[0, 2, 3, 4] } else { &[2, 3, 4, 8] });
@@ -60,13 +68,23 @@ fn offers(s: &Scheduled) -> Vec<Opt> {
     out
 }
 
-/// Does the block stay within its threads after this option?
-fn threads(s: &Scheduled, o: Opt, caps: &Caps) -> bool {
-    let mut s = s.clone();
-    s.apply(o, caps).is_ok() && (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64)
+/// A random walk of at most `steps` moves, each of those that apply being as likely. Some do not compile.
+pub fn walk(kernel: &Kernel, caps: &Caps, rng: &mut Rng, steps: usize) -> Vec<Opt> {
+    let mut s = Scheduled::new(kernel.clone());
+    let mut opts = vec![];
+    for _ in 0..rng.below(steps + 1) {
+        let mut choices = offers(&s);
+        let next = std::iter::from_fn(|| {
+            (!choices.is_empty()).then(|| choices.swap_remove(rng.below(choices.len())))
+        });
+        let Some((o, next)) = next.into_iter().find_map(|o| Some((o, after(&s, o, caps)?))) else { break };
+        opts.push(o);
+        s = next;
+    }
+    opts
 }
 
-/// A random walk of at most `steps` moves, cut back to what compiles, as judged by `legal`.
+/// As [`walk`], cut back to what compiles, as judged by `legal`.
 pub fn random(
     kernel: &Kernel,
     caps: &Caps,
@@ -74,17 +92,11 @@ pub fn random(
     steps: usize,
     legal: impl Fn(&[Opt]) -> bool,
 ) -> Vec<Opt> {
-    let mut s = Scheduled::new(kernel.clone());
-    let mut opts = vec![];
-    for _ in 0..rng.below(steps + 1) {
-        let choices = moves(&s, caps);
-        if choices.is_empty() {
-            break;
-        }
-        let o = *rng.choose(&choices);
-        s.apply(o, caps).expect("moves apply");
-        opts.push(o);
-    }
+    cut_back(walk(kernel, caps, rng, steps), legal)
+}
+
+/// As many of the first options as `legal` takes.
+pub fn cut_back(mut opts: Vec<Opt>, legal: impl Fn(&[Opt]) -> bool) -> Vec<Opt> {
     while !opts.is_empty() && !legal(&opts) {
         opts.pop();
     }
@@ -110,6 +122,14 @@ pub fn neighbours(kernel: &Kernel, caps: &Caps, opts: &[Opt]) -> impl Iterator<I
             break;
         }
     }
+    // The same behind a split, whose pieces are one axis more.
+    let behind = |o: &Opt| match o.action {
+        Action::Prefetch => *o,
+        Action::Swap => Action::Swap.on(o.axis as usize + 1, o.n as usize + 1),
+        action => action.on(o.axis as usize + 1, o.n as usize),
+    };
+    let splits = offers(&Scheduled::new(kernel.clone())).into_iter().filter(|o| o.action == Action::Split);
+    out.extend(splits.map(|o| [o].into_iter().chain(body.iter().map(behind)).collect()));
     let mut more = offers(&s);
     // There are many, and few matter.
     more.sort_by_key(|o| o.action == Action::Swap);

@@ -40,7 +40,7 @@ impl Grain {
     /// A router of 64 experts over 2048 inputs has 2^17 operations.
     pub const CPU: Grain = Grain { work: 1 << 18, blocks: None };
     /// The many processors of a GPU are slow by themselves.
-    pub const GPU: Grain = Grain { work: 1 << 16, blocks: Some(1 << 18) };
+    pub const GPU: Grain = Grain { work: 1 << 16, blocks: Some(3 << 17) };
 
     pub fn of(caps: &Caps) -> Grain {
         if caps.lanes > 1 { Grain::GPU } else { Grain::CPU }
@@ -49,6 +49,12 @@ impl Grain {
 
 /// Rows from which on a kernel of several stages has enough.
 const ENOUGH: i64 = 32;
+
+/// Elements that are quickly read again.
+const LITTLE: i64 = 1 << 10;
+
+/// How often a row uses what it reads again for this to be worth it.
+const REUSED: i64 = 3;
 
 pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Program<'g> {
     let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
@@ -173,7 +179,8 @@ impl<'g> Item<'g> {
         reads(&[self.body]).into_iter().map(at_parts).any(|(_, idx, _)| !own(&idx) && count(&idx) > 1)
     }
 
-    /// Does one of the first axes read more that it has in common with its other rows than of its own?
+    /// Does one of the first axes read more that it has in common with its other rows than of its own, and this to use
+    /// it once?
     fn crowds(&self, rows: usize) -> bool {
         let size = |idx: &[Ex<'g>]| -> i64 {
             let within = |e: &Ex<'g>| matches!(e.op(), Op::Range(..)) && !self.axes[..rows].contains(e);
@@ -183,7 +190,8 @@ impl<'g> Item<'g> {
         self.axes[..rows].iter().filter(|a| extent(**a) > 1).any(|a| {
             let (own, common): (Vec<_>, Vec<_>) = reads.iter().partition(|idx| topo(idx).contains(a));
             let total = |part: Vec<&Vec<Ex<'g>>>| part.into_iter().map(|idx| size(idx)).sum::<i64>();
-            total(common) > total(own)
+            let common = total(common);
+            common > total(own).max(LITTLE) && self.work(rows) < REUSED * common
         })
     }
 
@@ -273,14 +281,20 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
                 rows = (0..rows.min(idx.len()).min(item.axes.len())).take_while(|&k| same(k)).count();
             }
             let all = || group.members.iter().map(|&m| &items[m]).chain([item]);
-            let count: i64 = item.axes[..rows].iter().map(|a| extent(*a)).product();
-            let most = match grain.blocks {
-                Some(_) if all().any(|i| i.crowds(rows)) => return None,
-                Some(most) if count >= ENOUGH => most,
-                _ => grain.work,
+            let fits = |rows: usize| {
+                let count: i64 = item.axes[..rows].iter().map(|a| extent(*a)).product();
+                let most = match grain.blocks {
+                    Some(_) if all().any(|i| i.crowds(rows)) => return false,
+                    Some(most) if count >= ENOUGH => most,
+                    _ => grain.work,
+                };
+                let work = |i: &Item| i.work(if grain.blocks.is_none() && i.shares(rows) { 0 } else { rows });
+                all().map(work).sum::<i64>() <= most
             };
-            let work = |i: &Item| i.work(if grain.blocks.is_none() && i.shares(rows) { 0 } else { rows });
-            (all().map(work).sum::<i64>() <= most).then_some((g, rows))
+            // Rows that crowd each other may be one.
+            let fewer = (1..rows).rev().filter(|_| grain.blocks.is_some());
+            let enough = |r: &usize| item.axes[..*r].iter().map(|a| extent(*a)).product::<i64>() >= ENOUGH;
+            [rows].into_iter().chain(fewer.filter(enough)).find(|&r| fits(r)).map(|rows| (g, rows))
         };
         let mut candidates: Vec<usize> = direct.iter().map(|&d| home[d]).collect();
         candidates.sort_unstable();

@@ -8,7 +8,8 @@ use compiler::graph::{Ex, Graph, Op};
 use compiler::interp::kernel::{Memory, run, run_stages};
 use compiler::interp::tensor::{Array, Env, eval};
 use compiler::interp::{self, tensor::index};
-use compiler::kernel::{Opt, heuristic, search, show};
+use compiler::kernel::split::phases;
+use compiler::kernel::{Action, Opt, Scheduled, heuristic, search, show};
 use compiler::linear::Linear;
 use compiler::pipeline::{self, Ir};
 use compiler::rng::Rng;
@@ -87,6 +88,22 @@ fn check_passes(kernel: &Kernel, opts: &[Opt], caps: &Caps, before: &Memory, wan
     assert!(seen.contains(&"split ranges") && seen.contains(&"linearise"), "{seen:?}");
 }
 
+/// As [`check_passes`] for every phase that the schedule makes of the kernel; together they leave what the kernel does.
+fn check_phases(kernel: &Kernel, opts: &[Opt], caps: &Caps, before: &Memory, want: &Memory, env: &Env) {
+    let all = phases(kernel, opts, caps).unwrap_or_else(|why| panic!("{}: {why}", show(opts)));
+    let mut memory = before.clone();
+    for phase in &all {
+        let before = memory.clone();
+        run(&phase.kernel, &mut memory, &env.symbols);
+        let want = if all.len() == 1 { want } else { &memory };
+        check_passes(&phase.kernel, &phase.opts, caps, &before, want, env);
+    }
+    for (b, _) in kernel.buffers().into_iter().filter(|b| b.1) {
+        compare(&array(b, &memory, env), &array(b, want, env), 2e-5)
+            .unwrap_or_else(|why| panic!("{} with {}: {why}", kernel.name, show(opts)));
+    }
+}
+
 /// All kernels of a program under the heuristic's schedule and `random` others.
 fn check_program<'g>(
     g: &'g Graph,
@@ -103,11 +120,15 @@ fn check_program<'g>(
         for kernel in &program.kernels {
             let before = memory.clone();
             run(kernel, &mut memory, &env.symbols);
-            let legal = |opts: &[Opt]| pipeline::compile(kernel, opts, caps).is_ok();
-            check_passes(kernel, &heuristic::propose(kernel, caps), caps, &before, &memory, env);
+            let legal = |opts: &[Opt]| pipeline::compiles(kernel, opts, caps);
+            check_phases(kernel, &heuristic::propose(kernel, caps), caps, &before, &memory, env);
             for _ in 0..random {
                 let opts = search::random(kernel, caps, rng, 5, legal);
-                check_passes(kernel, &opts, caps, &before, &memory, env);
+                check_phases(kernel, &opts, caps, &before, &memory, env);
+            }
+            let splits = search::moves(&Scheduled::new(kernel.clone()), caps);
+            for split in splits.into_iter().filter(|o| o.action == Action::Split).take(random) {
+                check_phases(kernel, &[split], caps, &before, &memory, env);
             }
         }
         for (out, want) in program.outputs.iter().zip(&want) {

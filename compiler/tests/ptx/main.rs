@@ -4,10 +4,16 @@ mod emulator;
 
 use compiler::codegen::ptx::{Ptx, dynamic_shared};
 use compiler::codegen::{Code, Target};
-use compiler::interp;
+use compiler::dtype::DType;
+use compiler::graph::Graph;
+use compiler::interp::{self, tensor::Array};
+use compiler::kernel::{Action, heuristic, show};
 use compiler::linear::Linear;
 use compiler::rng::Rng;
+use compiler::schedule::{Grain, buffer_bytes};
+use compiler::table::{Fill, fill};
 use compiler::testing::{self, cases};
+use compiler::{ops, pipeline};
 use std::process::{Command, Stdio};
 
 fn emit(sm: u32, program: &Linear) -> String {
@@ -51,6 +57,38 @@ fn random_programs_run_as_interpreted() {
             let small = testing::shrink(&program, |p| differs(p).is_some());
             panic!("seed {seed}: {}\n{small}\n{}", differs(&small).unwrap(), emit(80, &small));
         }
+    }
+}
+
+/// Scores, softmax and values of 32 pieces of a cache in f16: register tiles, wide loads and stores, stages.
+#[test]
+fn a_kernel_of_stages_runs_as_interpreted() {
+    let g = Graph::new();
+    let cache = g.input("cache", DType::F16, [32, 64, 32]);
+    let q = g.input("q", DType::F32, [1, 4, 32]);
+    let scores = ops::linear(q, cache.widen());
+    let most = scores.max(-1);
+    let e = (scores - most).exp();
+    let values = ops::linear(e, cache.slice(-1, 0..16).widen().transpose(-1, -2));
+    let caps = Ptx::new(80).caps();
+    let program = pipeline::schedule(&g, &[values, most, e.sum(-1)], Grain::of(&caps));
+    let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
+    let opts = heuristic::propose(kernel, &caps);
+    assert!(kernel.stages.len() == 5 && opts.iter().any(|o| o.action == Action::Upcast), "{}", show(&opts));
+    let linear = pipeline::compile(kernel, &opts, &caps).unwrap();
+    let mut rng = Rng::new(1);
+    let buffers = kernel.buffers().into_iter().map(|(b, _)| {
+        let n = buffer_bytes(b) / b.dtype().bytes();
+        fill(b.dtype(), n, Fill::Normal(1.0), &mut rng)
+    });
+    let mut want: Vec<Vec<u8>> = buffers.collect();
+    let got = emulate(&linear, &want, &[]);
+    interp::linear::run(&linear, &mut want, &[]);
+    for ((got, want), (b, _)) in got.iter().zip(&want).zip(kernel.buffers()).filter(|(_, (_, w))| *w) {
+        let n = want.len() / 4;
+        let [got, want] = [got, want].map(|bytes| Array::from_bytes(b.dtype().scalar, &[n], bytes).floats());
+        let near = got.iter().zip(&want).all(|(g, w)| (g - w).abs() <= 1e-5 * w.abs().max(1.0));
+        assert!(near, "{got:?} is not {want:?}");
     }
 }
 

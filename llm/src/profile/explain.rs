@@ -79,6 +79,7 @@ const HIDDEN: Made = made("hidden state", Component::Head, parts::HEAD);
 /// Weights as numbers, for products over the cache.
 const UNPACKED: &str = "unpacked weights";
 const SCORES: &str = "scores";
+const HEADS: &str = "heads";
 const PER_ROW: &str = "keys or values of cached rows";
 
 /// `tensor` finds a tensor of the file by the name that the module's inputs have.
@@ -308,10 +309,10 @@ impl<'a, 't> View<'a, 't> {
                 "{first}weighted sum of {}",
                 if reads_cache { "the cache's rows" } else { "values" }
             ));
-            attention("heads")
+            attention(HEADS)
         } else if rows && softmax && reads_cache && !reads_cache_later {
             words.push("scores against the cache, softmax, weighted sum".into());
-            attention("heads")
+            attention(HEADS)
         } else if rows {
             let then = if softmax { ", softmax" } else { "" };
             words.push(format!("scores of queries against {over}{then}"));
@@ -319,6 +320,9 @@ impl<'a, 't> View<'a, 't> {
         } else if self.reads(SCORES) {
             words.push(if softmax { "softmax".into() } else { format!("combination of {}", of()) });
             attention(SCORES)
+        } else if softmax && self.reads(HEADS) {
+            words.push("sum over the pieces of the cache".into());
+            attention(HEADS)
         } else if writes_cache {
             words.extend(self.turns.then(|| "rotation".into()));
             words.push("cache write".into());

@@ -10,7 +10,7 @@ pub mod parts;
 pub use explain::{Call, Explained, Setting, Touched, explain};
 pub use parts::Component;
 
-use crate::attention::KV_BLOCK;
+use crate::attention::{self, Reach};
 use crate::model::{Error, Model, Part};
 use compiler::dtype::Scalar;
 use compiler::kernel;
@@ -241,7 +241,7 @@ impl Model {
         let moe = self.config.moe.map(|m| (m.router.k as u64, m.experts as u64));
         Setting {
             rows: rows as u64,
-            positions: (blocks * KV_BLOCK) as u64,
+            positions: (blocks * attention::block(rows as i64, self.numbers, Reach::Whole)) as u64,
             capacity: self.capacity as u64,
             chunk: self.chunk() as u64,
             experts: moe.unwrap_or((0, 1)),

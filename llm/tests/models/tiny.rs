@@ -1,6 +1,8 @@
 //! Small random models: all architectures, every way to feed them.
 
 use super::*;
+use compiler::codegen::Target;
+use compiler::codegen::ptx::Ptx;
 use runtime::interp::InterpDevice;
 
 /// Folder, file, largest error and divergence of the long sequence.
@@ -118,6 +120,19 @@ fn the_interpreter_agrees() {
         let device = Arc::new(InterpDevice::default());
         let mut m = load(device, packed_model(&format!("tiny/{folder}/{file}")), 16, Activations::F32);
         let got = all_logits(&mut m, &e.tokens("seq0")[..3]);
+        exact(file, &got, &e.logits("seq0")[..got.len()], e.vocab, 1e-3, 1e-7);
+    }
+}
+
+/// Token by token, as a GPU's plans do it.
+#[test]
+fn the_interpreter_agrees_as_on_a_gpu() {
+    for (folder, file) in [("glm4_moe_lite", MODELS[0].1), ("qwen3", MODELS[8].1)] {
+        let e = Expected::of(&format!("tiny/{folder}"));
+        let device = Arc::new(InterpDevice::like(Ptx::new(90).caps()));
+        let mut m = load(device, packed_model(&format!("tiny/{folder}/{file}")), 16, Activations::F32);
+        let tokens = &e.tokens("seq0")[..3];
+        let got: Vec<f32> = tokens.iter().flat_map(|&t| m.feed(&[t]).unwrap()).collect();
         exact(file, &got, &e.logits("seq0")[..got.len()], e.vocab, 1e-3, 1e-7);
     }
 }

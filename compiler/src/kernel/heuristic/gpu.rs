@@ -6,7 +6,7 @@
 
 use super::{Proposal, divisor, reads, shared, summed};
 use crate::graph::{Ex, Id, Kind, Op, topo};
-use crate::kernel::{Action, Axis, consumers};
+use crate::kernel::{Action, Axis, Role, consumers};
 use crate::rules::sum::affine;
 use std::collections::HashSet;
 
@@ -26,6 +26,10 @@ const MANY_ROWS: i64 = 8192;
 const FULL: i64 = 1 << 17;
 const PROCESSORS: i64 = 128;
 
+/// Outputs of a register tile in several stages: heads, and positions or columns.
+const HEADS: i64 = 8;
+const TILE: i64 = 4;
+
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
@@ -42,6 +46,8 @@ impl<'g> Proposal<'g, '_> {
         let sums = self.sums(stage);
         if sums.is_empty() {
             self.fill(stage, block);
+        } else if bytes.is_empty() && self.tiled(stage) {
+            return self.by_tiles(stage, &sums, block);
         } else if let Some((column, _)) = self.columns(stage, &sums).filter(|_| bytes.is_empty()) {
             self.by_columns(stage, store, column, &sums, block);
         } else {
@@ -62,6 +68,9 @@ impl<'g> Proposal<'g, '_> {
             let lanes = self.sums(s).iter().map(|(_, a)| work(a.range)).max().unwrap_or(1);
             outs.saturating_mul(lanes.min(self.caps.lanes as i64))
         };
+        if (0..stages).any(|s| self.tiled(s)) {
+            return BLOCK;
+        }
         let most = (0..stages).map(wanted).max().unwrap_or(1).max(self.caps.lanes as i64);
         let largest = if rows <= 2 * PROCESSORS { LARGEST } else { STAGED };
         largest.min(1 << (63 - most.leading_zeros()))
@@ -123,6 +132,44 @@ impl<'g> Proposal<'g, '_> {
         self.put(Action::Unroll, k.0, 4);
     }
 
+    /// Is the stage, of several, a product of matrices: outputs along two axes that share what they read?
+    fn tiled(&self, stage: usize) -> bool {
+        let loads = summed(self.s.kernel.stages[stage].store);
+        let outs = self.s.of_stage(stage).filter(|(_, a)| a.role == Role::Out(stage));
+        let sharing = outs.filter(|(_, a)| a.extent() > Some(1) && shared(&loads, a));
+        self.s.kernel.stages.len() > 1 && sharing.count() > 1
+    }
+
+    /// A register tile of the first outputs, as heads are, by some of the last, so that what both read is loaded for many
+    /// products; each load is as wide as can be.
+    fn by_tiles(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], block: i64) {
+        let store = self.s.kernel.stages[stage].store;
+        let [(k, sum)] = *sums else { return self.by_lanes(stage, sums, true, block) };
+        let outs = self.outs(stage);
+        let (Some(&(first, heads)), Some(&(last, row))) = (outs.first(), outs.last()) else { return };
+        let column = self.columns(stage, sums).is_some_and(|(c, _)| c == last);
+        let even = |e: Option<i64>, most: i64| e.map_or(1, |e| divisor(e, most));
+        self.put(Action::Upcast, first, even(heads.extent(), HEADS) as usize);
+        // What lies side by side is stored at once too.
+        let tile = if column { Action::Vector } else { Action::Upcast };
+        self.put(tile, last, even(row.extent(), TILE) as usize);
+        let mut left = block;
+        if !column {
+            let bytes = summed(store).iter().map(|l| l.dtype().bytes()).min().unwrap_or(4) as i64;
+            self.put(Action::Unroll, k, even(sum.extent(), self.caps.vector_bytes as i64 / bytes) as usize);
+            let lanes = [8, 4, 2].into_iter().find(|n| work(self.s.axes[k].range) % n == 0).unwrap_or(1);
+            if lanes > 1 && self.put(Action::Lane, k, lanes as usize) {
+                left /= lanes;
+            }
+        }
+        left = self.fill(stage, left);
+        let rounds = self.s.axes[k].extent();
+        if column && left > 1 {
+            self.put(Action::Group, k, even(rounds, left) as usize);
+        }
+        self.put(Action::Unroll, k, even(self.s.axes[k].extent(), if column { 8 } else { 4 }) as usize);
+    }
+
     fn by_lanes(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], floats: bool, block: i64) {
         let single = self.s.kernel.stages.len() == 1;
         let store = self.s.kernel.stages[stage].store;
@@ -137,9 +184,10 @@ impl<'g> Proposal<'g, '_> {
             }
         }
         let even = |e: i64| (3..=5).rev().map(|p| 1 << p).find(|n| e % n == 0 && *n <= lanes);
-        let own = |(k, _): &(usize, Axis<'g>)| {
+        let own = |(k, a): &(usize, Axis<'g>)| {
             let e = work(self.s.axes[*k].range);
-            even(e).unwrap_or(lanes.min(1 << e.max(1).ilog2()))
+            let most = lanes.min(1 << e.max(1).ilog2());
+            a.extent().and_then(|_| even(e)).unwrap_or(most)
         };
         let mut n = sums.iter().map(own).min().unwrap_or(1);
         if single {

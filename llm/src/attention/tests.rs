@@ -1,0 +1,99 @@
+//! Attention in pieces on the interpreter, scheduled as for a GPU, against the plain expression.
+
+use super::*;
+use crate::synth::{self, Changes};
+use crate::weights::Activations;
+use compiler::codegen::Target;
+use compiler::codegen::ptx::Ptx;
+use compiler::interp::tensor::{Env, eval};
+use compiler::rng::Rng;
+use compiler::table::{Fill, fill};
+use runtime::device::Device;
+use runtime::interp::InterpDevice;
+use runtime::step::{Step, by_heuristic};
+
+/// Rows of the cache, of which pages are shuffled where there are any.
+const ROWS: i64 = 256;
+
+struct Shape {
+    groups: i64,
+    heads: i64,
+    key: i64,
+    value: i64,
+    /// Are the values the beginning of the keys?
+    latent: bool,
+}
+
+/// What is attended to at these positions in pieces and at once, with the inputs.
+fn build<'g>(
+    g: &'g Graph,
+    s: &Shape,
+    activations: Activations,
+    reach: Reach,
+    positions: &[i64],
+) -> ([Tensor<'g>; 2], Env) {
+    let c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
+    let numbers = Numbers { activations, tiles: false, spread: true };
+    let (t, mut rng, mut env) = (positions.len() as i64, Rng::new(7), Env::default());
+    let at = Place::new(g, &c, t, ROWS, numbers, reach);
+    let mut input = |name: &str, dims: &[i64], like: DType| {
+        let x = g.input(name, like, dims.to_vec());
+        let bytes = fill(like, dims.iter().product::<i64>() as usize, Fill::Normal(1.0), &mut rng);
+        env.set(x, bytes);
+        x
+    };
+    let q = input("q", &[t, s.groups, s.heads, s.key], DType::F32);
+    let keys = input("keys", &[ROWS, s.groups, s.key], numbers.cache());
+    let own = (!s.latent).then(|| input("values", &[ROWS, s.groups, s.value], numbers.cache()));
+    let blocks = positions.iter().max().unwrap() / at.block + 1;
+    env.symbols.extend([("blocks".into(), blocks), ("pos".into(), positions[0])]);
+    if let Some(p) = &at.paging {
+        let words = |of: Vec<i64>| of.iter().flat_map(|&w| (w as i32).to_le_bytes()).collect::<Vec<u8>>();
+        let pages = blocks * at.block / KV_BLOCK;
+        env.set(p.positions, words(positions.to_vec()));
+        env.set(p.table, words((0..t * pages).map(|i| (i * 5 + 3) % (ROWS / KV_BLOCK)).collect()));
+    }
+    let keys = at.seen(keys);
+    let values = own.map_or_else(|| keys.slice(-1, 0..s.value), |v| at.seen(v));
+    assert_eq!(at.block, PIECE);
+    ([attend(q, keys, values, 0.2, &at), attend_at_once(q, keys, values, 0.2, &at)], env)
+}
+
+#[test]
+fn pieces_say_what_the_whole_says() {
+    let device = InterpDevice::like(Ptx::new(90).caps());
+    for (groups, heads, key, value, latent) in
+        [(1, 10, 72, 64, true), (2, 4, 16, 16, false), (3, 1, 8, 24, false), (1, 7, 12, 20, false)]
+    {
+        let s = Shape { groups, heads, key, value, latent };
+        for (reach, positions) in [
+            (Reach::Whole, &[0][..]),
+            (Reach::Whole, &[150]),
+            (Reach::Apart, &[64]),
+            // The first has pieces of which it sees nothing.
+            (Reach::Apart, &[1, 200, 127]),
+        ] {
+            for activations in [Activations::F32, Activations::Int8] {
+                let g = Graph::new();
+                let ([y, whole], env) = build(&g, &s, activations, reach, positions);
+                let inputs = env.buffers.iter().map(|(slot, bytes)| {
+                    let slice = device.alloc(bytes.len()).unwrap().whole();
+                    device.write(&slice, 0, bytes).unwrap();
+                    (*slot, slice)
+                });
+                let mut step =
+                    Step::new(&device, &g, &[y], &inputs.collect(), by_heuristic(&device)).unwrap();
+                let symbols: Vec<i64> = g.symbols().iter().map(|s| env.symbols[&s.name]).collect();
+                step.run(&device, &symbols).unwrap();
+                let mut got = vec![0; step.outputs()[0].len()];
+                device.read(&step.outputs()[0], 0, &mut got).unwrap();
+                let got = got.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                let want = eval(&[whole], &env).swap_remove(0).floats();
+                for (i, (got, want)) in got.zip(want).enumerate() {
+                    let near = (got - want).abs() < 1e-5;
+                    assert!(near, "{reach:?} {positions:?} {groups}x{heads}: {i} is {got}, not {want}");
+                }
+            }
+        }
+    }
+}
