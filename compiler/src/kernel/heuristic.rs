@@ -21,6 +21,9 @@ const PREFETCH: usize = 4096;
 /// The same where the stream hops from expert to expert: what is fetched past the end of a hop is not read.
 const HOPPING: usize = 1024;
 
+/// Outputs of the longer side of a register tile.
+const SIDE: i64 = 4;
+
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
     p.by_segments();
@@ -171,7 +174,7 @@ impl<'g> Proposal<'g, '_> {
         match best {
             Some((_, i)) => {
                 self.put(Action::Vector, i, wide);
-                self.share(stage, store);
+                self.share(stage, i);
             }
             None if store.dtype().bytes() == 1 && !wide_numbers(store) => self.move_bytes(stage, store),
             None if wide_numbers(store) => {}
@@ -196,15 +199,27 @@ impl<'g> Proposal<'g, '_> {
         }
     }
 
-    /// A few outputs whose sums read the same numbers, as heads do that share a row of the cache: a register tile.
-    fn share(&mut self, stage: usize, store: Ex<'g>) {
-        let (single, loads) = (self.s.kernel.stages.len() == 1, summed(store));
-        let most = if self.caps.vector_bytes == 64 { 24 } else { 8 };
+    /// A few outputs whose sums read the same numbers, as heads do that share a row of the cache: a register tile. Where
+    /// the outputs in `lanes` share the rest, as columns share the heads' weights, the tile has both, and heads that found
+    /// no room in it follow while what they share is cached.
+    fn share(&mut self, stage: usize, lanes: usize) {
+        let stages = &self.s.kernel.stages;
+        let (single, loads) = (stages.len() == 1, summed(stages[stage].store));
+        let wide = self.caps.vector_bytes == 64;
         let few = |a: &Axis| a.extent().filter(|e| (2..=32).contains(e));
-        let heads =
-            self.outs(stage).into_iter().find(|(_, a)| single && few(a).is_some() && shared(&loads, a));
-        let Some((i, n)) = heads.and_then(|(i, a)| Some((i, few(&a)?))) else { return };
-        let tile = (2..=most.min(16)).rev().find(|t| n % t == 0).unwrap_or(1);
+        let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| single && shared(&loads, a)).collect();
+        let Some((i, n)) = outs.iter().find_map(|(i, a)| Some((*i, few(a)?))) else { return };
+        let vectors = outs.iter().any(|(o, a)| *o == lanes && a.extent().is_some_and(|e| e % SIDE == 0));
+        let tile = divisor(n, if wide { 5 } else { 2 });
+        if vectors && lanes != i && tile > 1 && n > SIDE && self.put(Action::Upcast, lanes, SIDE as usize) {
+            self.put(Action::Upcast, i, tile as usize);
+            if i < lanes {
+                self.put(Action::Swap, i, lanes);
+            }
+            return;
+        }
+        let most = if wide { 24 } else { 8 };
+        let tile = divisor(n, most.min(16));
         if tile > 1 && self.put(Action::Upcast, i, tile as usize) && n <= most {
             self.put(Action::Upcast, i, 0);
         }
