@@ -46,6 +46,7 @@ fn small_rows_interpreted_as_on_a_gpu() {
         local_bytes: 48 << 10,
         dot4: true,
         tile: false,
+        mma: true,
         transcendental: true,
     };
     let device = InterpDevice::like(caps);

@@ -60,7 +60,7 @@ pub fn check(kernel: &Kernel, stages: &[Vec<Ex>], level: Level) -> Result<(), Vi
 
 fn node(e: Ex, level: Level) -> Check {
     let (n, args) = (e.node(), e.args());
-    ensure(n.dtype.lanes == 1 || level == Level::Vectorised, || format!("{} before vectors", n.dtype))?;
+    ensure(n.dtype.lanes == 1 || level > Level::Kernel, || format!("{} before vectors", n.dtype))?;
     ensure(n.dtype.lanes > 0, || "no lanes".into())?;
     if let Some(op) = linear::Op::of(n.op) {
         return elementwise(e, &op);
@@ -98,6 +98,16 @@ fn node(e: Ex, level: Level) -> Check {
             ensure(is_index(args[1]), || format!("index is {}", args[1].dtype()))
         }
         Op::TileDot(_) => tile(e, &args, level),
+        Op::Mma => {
+            let [acc, first, second, b, thread] = args[..] else { return Err("five arguments".into()) };
+            let threads = matches!(thread.op(), Op::Range(_, Kind::Local)) && thread.arg(0).as_int() == Some(32);
+            ensure(threads, || "a product of 32 threads".into())?;
+            let sums = Scalar::F32.vec(4);
+            ensure(n.dtype == sums && acc.dtype() == sums, || format!("sums are {sums}"))?;
+            let inputs = Scalar::BF16.vec(4);
+            let held = [first, second, b].iter().all(|e| e.dtype() == inputs);
+            ensure(held && level > Level::Kernel, || format!("each thread holds {inputs}"))
+        }
         Op::Segment => {
             let ints = args.len() == 3 && args.iter().all(|a| a.dtype() == DType::I32);
             ensure(ints && level == Level::Kernel, || "a segment and its place, before expansion".into())

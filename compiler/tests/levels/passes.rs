@@ -23,6 +23,7 @@ const GPU: Caps = Caps {
     local_bytes: 48 << 10,
     dot4: true,
     tile: false,
+    mma: true,
     transcendental: true,
 };
 

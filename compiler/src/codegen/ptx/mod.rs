@@ -65,6 +65,7 @@ impl Target for Ptx {
             },
             dot4: true,
             tile: false,
+            mma: true,
             transcendental: true,
         }
     }
@@ -238,6 +239,10 @@ impl<'a> Emitter<'a> {
             Inst::Barrier => self.asm.line("bar.sync 0"),
             Inst::LaneReduce { dst, fold, src, width } => {
                 let value = self.lane_reduce(*src, *fold, *width);
+                self.set(*dst, value);
+            }
+            Inst::Mma { dst, acc, a, b } => {
+                let value = self.mma(*acc, *a, *b);
                 self.set(*dst, value);
             }
             Inst::TileDot { .. } | Inst::TileZero { .. } | Inst::TileMul { .. } | Inst::TileStore { .. } => {

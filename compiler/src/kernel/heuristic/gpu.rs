@@ -7,6 +7,7 @@
 use super::{Proposal, divisor, reads, shared, summed};
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::kernel::{Action, Axis, consumers};
+use crate::kernel::tiles::{products, sums_tiles};
 use crate::rules::sum::affine;
 use std::collections::HashSet;
 
@@ -26,11 +27,18 @@ const MANY_ROWS: i64 = 8192;
 const FULL: i64 = 1 << 17;
 const PROCESSORS: i64 = 128;
 
+/// Tokens of a warp's product, and products whose sums a thread has registers for, four each.
+const WARP_TOKENS: i64 = 8;
+const WARP_TILES: i64 = 16;
+
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
 impl<'g> Proposal<'g, '_> {
     pub(super) fn gpu_stage(&mut self, stage: usize) {
+        if self.by_warps(stage) {
+            return;
+        }
         let store = self.s.kernel.stages[stage].store;
         let bytes: Vec<(usize, Ex)> = self.byte_axes(stage);
         for (k, _) in &bytes {
@@ -48,6 +56,47 @@ impl<'g> Proposal<'g, '_> {
             self.by_lanes(stage, &sums, bytes.is_empty(), block);
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// Sums of bf16 products on the matrix unit: a warp unpacks weights once for as many tokens as it has registers for.
+    fn by_warps(&mut self, stage: usize) -> bool {
+        let store = self.s.kernel.stages[stage].store;
+        let mut tokens: Vec<_> =
+            self.outs(stage).into_iter().rev().filter(|(_, a)| sums_tiles(store, a.range)).collect();
+        tokens.sort_by_key(|(_, a)| a.extent().is_none_or(|e| e % WARP_TOKENS != 0));
+        let (Some(&(m, _)), [around @ .., (last, k)]) = (tokens.first(), &self.reduces(stage)[..]) else {
+            return false;
+        };
+        // A thread takes neighbouring inputs: a block of them, or eight.
+        let whole = k.extent().is_some_and(|e| e <= 32);
+        let by_four = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e % 4 == 0);
+        let before = (self.s.clone(), self.opts.clone());
+        let (inputs, unrolled) = match around.iter().rfind(by_four).filter(|_| whole) {
+            Some((outer, _)) => (*outer, 0),
+            None => (*last, 8),
+        };
+        if !self.put(Action::Unroll, *last, unrolled) || !self.put(Action::Mma, m, inputs) {
+            (self.s, self.opts) = before;
+            return false;
+        }
+        let side = self.s.warp.expect("just put").side;
+        let found = products(self.s.kernel.stages[stage].store, side).expect("splitting keeps products");
+        let of_tokens = |a: &Axis<'g>| found.iter().all(|p| reads(p.tokens, a.range) && !reads(p.weights, a.range));
+        let of_weights = |a: &Axis<'g>| found.iter().all(|p| reads(p.weights, a.range) && !reads(p.tokens, a.range));
+        let mut tiles = found.len() as i64;
+        for (i, a) in self.outs(stage).into_iter().rev().filter(|(_, a)| of_tokens(a)) {
+            let n = divisor(a.extent().unwrap_or(1), (WARP_TILES / 2 / tiles).max(1));
+            if n > 1 && self.put(Action::Upcast, i, n as usize) {
+                tiles *= n;
+            }
+        }
+        if let Some((i, a)) = self.outs(stage).into_iter().rfind(|(_, a)| of_weights(a)) {
+            let n = divisor(a.extent().unwrap_or(1), (WARP_TILES / tiles).clamp(1, 2));
+            self.put(Action::Upcast, i, n as usize);
+            let warps = self.s.axes[i].extent().map_or(1, |e| divisor(e, BLOCK / self.caps.lanes as i64));
+            self.put(Action::Local, i, warps as usize);
+        }
+        true
     }
 
     /// Threads of a block: many where only a few rows share the work of several stages.
