@@ -146,7 +146,7 @@ impl Model {
             options.activations.unwrap_or(if caps.dot4 { Activations::Int8 } else { Activations::F32 });
         // Without block-quantised weights there is nothing to round: everything is exact.
         let quantised = file.tensors().iter().any(|t| t.format.is_quantised());
-        let numbers = Numbers { activations, tiles: caps.tile && quantised };
+        let numbers = Numbers { activations, tiles: (caps.tile || caps.mma) && quantised };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
         let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
@@ -419,6 +419,8 @@ impl Model {
         choose: &mut dyn Choose,
     ) -> Result<Modules, Error> {
         let reach = match part {
+            // A batch's head is computed as that of a single token.
+            Part::Head if rows as usize <= self.together_at_most() => Reach::Apart,
             Part::Trunk | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
             Part::Paged => Reach::Paged,
             Part::Batch => Reach::Apart,

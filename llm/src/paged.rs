@@ -6,6 +6,7 @@
 use crate::attention::KV_BLOCK;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::{Error, Model, Part, caches};
+use compiler::quant::Layout;
 use runtime::buffer::Slice;
 use runtime::device::{self, Device};
 
@@ -166,9 +167,10 @@ impl Model {
         self.with_plan(part, rows, &[], |_, _, _| Ok(true))
     }
 
-    /// Most tokens of one plan for a batch: those of more have other numbers where there are tiles for them.
-    fn together_at_most(&self) -> usize {
-        if self.uniform() { self.widest() } else { FEW.min(self.widest()) }
+    /// Most tokens of one plan for a batch: on a CPU sums of more have another order where there are tiles for them.
+    pub(crate) fn together_at_most(&self) -> usize {
+        let alike = self.uniform() || self.layout == Layout::Rows;
+        if alike { self.widest() } else { FEW.min(self.widest()) }
     }
 
     /// The plan of a piece of a prompt. Where many tokens are computed in other numbers than few, all are in those of many.

@@ -63,11 +63,15 @@ pub struct Inputs<'g, 'f> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Numbers {
     pub activations: Activations,
-    /// Many tokens in bf16, on a tile unit: more exact than int8, and faster there.
+    /// Many tokens in bf16, on a tile or matrix unit: more exact than int8, and faster there.
     pub tiles: bool,
 }
 
 impl Numbers {
+    /// Those of single tokens, however many there are.
+    pub fn of_few(self) -> Numbers {
+        Numbers { tiles: false, ..self }
+    }
     /// Are the products of so many tokens in bf16?
     pub fn halves(self, tokens: i64) -> bool {
         self.activations == Activations::Int8 && self.tiles && tokens >= MANY
@@ -172,7 +176,7 @@ impl<'g> Matrix<'g> {
     }
     /// Do so many tokens share what they read?
     pub fn shares(&self, tokens: i64) -> bool {
-        tokens >= MANY && self.layout == Layout::Interleaved16
+        tokens >= MANY && self.layout == Layout::Interleaved16 || self.numbers.halves(tokens)
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {

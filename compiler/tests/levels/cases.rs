@@ -33,7 +33,7 @@ pub const EXAMPLES: &[Example] = &[
     Example { name: "Q6_K linear", build: |g| linear(g, "Q6_K", 19, 1), symbols: &[] },
     Example { name: "F16 linear", build: |g| linear(g, "F16", 16, 3), symbols: &[] },
     Example { name: "Q4_0 half", build: |g| half(g, "Q4_0", 16, 128, 16), symbols: &[] },
-    Example { name: "Q5_0 half", build: |g| half(g, "Q5_0", 19, 64, 17), symbols: &[] },
+    Example { name: "Q5_0 half", build: |g| half(g, "Q5_0", 19, 32, 17), symbols: &[] },
     Example { name: "F16 half", build: |g| half(g, "F16", 16, 64, 24), symbols: &[] },
     Example { name: "scores", build: scores, symbols: &[("blocks", 1)] },
     Example { name: "values", build: values, symbols: &[("blocks", 1)] },
@@ -97,15 +97,15 @@ fn half<'g>(g: &'g Graph, format: &str, rows: i64, cols: i64, tokens: i64) -> Bu
 fn gated(g: &Graph) -> Built<'_> {
     built(g, |b| {
         let mut weights = |name: &str| {
-            let stored = Format::by_name("Q4_0").unwrap().inputs(g, name, &[3], 16, 64, Layout::Rows);
+            let stored = Format::by_name("Q4_0").unwrap().inputs(g, name, &[3], 16, 32, Layout::Rows);
             for (x, fill) in stored.0.into_iter().zip([Fill::Bits, Fill::Between(0.1, 1.0)]) {
                 b.add(x, fill);
             }
             stored.1
         };
         let (gate, up) = (weights("gate"), weights("up"));
-        let expert = b.add(g.input("expert", DType::I32, [2]), Fill::Ints(0, 2));
-        let x = ops::halved(b.f32("x", &[2, 16, 64]) * 0.1);
+        let expert = b.add(g.input("expert", DType::I32, [1]), Fill::Ints(0, 2));
+        let x = ops::halved(b.f32("x", &[1, 16, 32]) * 0.1);
         vec![gate.gather(expert).linear_half(x).silu() * up.gather(expert).linear_half(x)]
     })
 }
@@ -124,9 +124,9 @@ fn scores(g: &Graph) -> Built<'_> {
 fn values(g: &Graph) -> Built<'_> {
     built(g, |b| {
         let length = g.symbol("blocks", (1, 3)) * 32;
-        let cache = b.add(g.input("cache", DType::F16, [96, 2, 32]), Fill::Normal(1.0));
+        let cache = b.add(g.input("cache", DType::F16, [96, 1, 32]), Fill::Normal(1.0));
         let values = cache.slice_dim(0, g.int(0), length).move_axis(-3, -1).cast(Scalar::F32);
-        let weights = b.add(g.input("weights", DType::F32, [g.int(2), g.int(16), length]), Fill::Normal(1.0));
+        let weights = b.add(g.input("weights", DType::F32, [g.int(1), g.int(16), length]), Fill::Normal(1.0));
         vec![ops::linear_half(ops::halved(weights), values)]
     })
 }

@@ -1,6 +1,8 @@
 //! Small random models: all architectures, every way to feed them.
 
 use super::*;
+use compiler::codegen::Target;
+use compiler::codegen::ptx::Ptx;
 use runtime::interp::InterpDevice;
 
 /// Folder, file, largest error and divergence of the long sequence.
@@ -119,6 +121,22 @@ fn the_interpreter_agrees() {
         let mut m = load(device, packed_model(&format!("tiny/{folder}/{file}")), 16, Activations::F32);
         let got = all_logits(&mut m, &e.tokens("seq0")[..3]);
         exact(file, &got, &e.logits("seq0")[..got.len()], e.vocab, 1e-3, 1e-7);
+    }
+}
+
+/// A prompt on a GPU with a matrix unit: products in bf16, experts by tiles of tokens, attention.
+#[test]
+fn the_interpreter_agrees_as_a_gpu() {
+    let caps = Ptx::new(80).caps();
+    for (name, kind) in [("q_llama", "q8_0"), ("q_glm4_moe_lite", "q4_k_m")] {
+        let e = Expected::of(&format!("tiny_quant/{name}"));
+        let file = packed_model(&format!("tiny_quant/{name}/{name}.{kind}.gguf"));
+        let tokens = &e.tokens("seq0")[..17];
+        let mut m = load(Arc::new(InterpDevice::like(caps)), file, 32, Activations::Int8);
+        let got = m.feed(tokens).unwrap();
+        let want = &e.logits(&format!("{name}.{kind}.seq0"))[16 * e.vocab..17 * e.vocab];
+        let d = distance(&got, want, e.vocab);
+        assert!(d.max <= 0.8 && d.mean <= 0.12 && d.kl <= 0.03 && d.cosine >= 0.996, "{name}: {d:?}");
     }
 }
 
