@@ -244,18 +244,43 @@ pub fn from_tiles(t: Tensor, row: usize) -> Tensor {
     apart.reshape_last(row + 2, &[&[dims[0] * dims[1]], &dims[2..]].concat())
 }
 
+/// What multiplies many tokens at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Unit {
+    /// A tile of 16 tokens by 32 inputs is a kilobyte in a row.
+    Tile,
+    /// The threads of a warp take eight inputs each: of eight tokens, one of four blocks of 32.
+    Warp,
+}
+
 /// x `[.., M, K]` in bf16, kept in memory as [`linear_half`] reads it best: in tiles where M and K are whole ones.
-pub fn halved(x: Tensor) -> Tensor {
+pub fn halved(x: Tensor, unit: Unit) -> Tensor {
     let (x, dims) = (x.cast(Scalar::BF16), x.dims());
     let [leading @ .., m, k] = &dims[..] else { panic!("{} is no matrix", x.show_shape()) };
+    let g = x.graph();
     let whole = |d: &Ex, n: i64| simplify1(*d % n).as_int() == Some(0);
+    fn parts<'g>(d: &Ex<'g>, n: i64) -> Ex<'g> {
+        simplify1(*d / n)
+    }
+    if unit == Unit::Warp && whole(m, 8) && whole(k, 128) {
+        let own = [parts(m, 8), g.int(8), parts(k, 128), g.int(4), g.int(4), g.int(8)];
+        return from_warps(to_warps(x.reshape([leading, &own].concat())).contiguous()).reshape(dims);
+    }
     if !whole(m, TILE) || !whole(k, 32) {
         return x.contiguous();
     }
-    let g = x.graph();
-    let [tiles, blocks] = [simplify1(*m / TILE), simplify1(*k / 32)];
-    let apart = [leading, &[tiles, g.int(TILE), blocks, g.int(32)]].concat();
+    let apart = [leading, &[parts(m, TILE), g.int(TILE), parts(k, 32), g.int(32)]].concat();
     x.reshape(apart).move_axis(-3, -2).contiguous().move_axis(-2, -3).reshape(dims)
+}
+
+/// `[.., M/8, 8, K/128, 4, 4, 8]` to `[.., M/8, K/128, 4, 8, 4, 8]`: what the threads of a warp read at once is in a row.
+fn to_warps(x: Tensor) -> Tensor {
+    x.move_axis(-2, -3).move_axis(-5, -3)
+}
+
+/// What [`to_warps`] was given.
+pub fn from_warps(x: Tensor) -> Tensor {
+    x.move_axis(-3, -5).move_axis(-3, -2)
 }
 
 /// x `[.., K]` in int8, a scale for every 32; zeros fill the last block up.

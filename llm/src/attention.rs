@@ -8,7 +8,7 @@ use crate::config::{self, Config};
 use crate::weights::{Error, Inputs, Matrix, Numbers};
 use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Ex, Graph};
-use compiler::ops::{self, Rope};
+use compiler::ops::{self, Rope, Unit};
 use compiler::tensor::{IntoTensor, Tensor};
 
 /// Positions of the cache are attended to in whole blocks of this many; so many rows are a page.
@@ -46,8 +46,8 @@ pub struct Place<'g> {
     /// Cosine and sine of each position of the cache, f32 `[capacity, n/2]`.
     pub cos: Tensor<'g>,
     pub sin: Tensor<'g>,
-    /// Are scores and values computed in bf16?
-    halves: bool,
+    /// What computes scores and values in bf16, if anything.
+    halves: Option<Unit>,
     reach: Reach,
     pub paging: Option<Paging<'g>>,
 }
@@ -137,22 +137,22 @@ impl<'g> Place<'g> {
 /// own: `[T, G, R, v]`.
 fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
     let (keys, values) = (keys.move_axis(-3, -2).widen(), values.move_axis(-3, -1).widen());
-    if !at.halves {
+    let Some(unit) = at.halves else {
         let scores = ops::linear(q.contiguous(), keys) * scale;
         if at.reach != Reach::Apart {
             return ops::linear(at.weights(scores, 0), values);
         }
         // By themselves the products let heads share what they read.
         return ops::linear(at.weights(scores.contiguous(), 0).contiguous(), values);
-    }
+    };
     // Tokens and heads are the rows of one matrix.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
     let q = q.move_axis(1, 0).reshape_last(3, &[t * r, q.size(3)]);
-    let scores = (ops::linear_half(ops::halved(q), keys) * scale).contiguous();
+    let scores = (ops::linear_half(ops::halved(q, unit), keys) * scale).contiguous();
     let length = at.blocks * KV_BLOCK;
     let dims = |n: &[i64]| n.iter().map(|&n| q.graph().int(n)).chain([length]).collect::<Vec<_>>();
     let weights = at.weights(scores.reshape(dims(&[g, t, r])), 1).reshape(dims(&[g, t * r]));
-    let y = ops::linear_half(ops::halved(weights), values).contiguous();
+    let y = ops::linear_half(ops::halved(weights, unit), values).contiguous();
     y.reshape([g, t, r, y.size(-1)]).move_axis(0, 1)
 }
 
@@ -330,15 +330,15 @@ impl<'g> Mla<'g> {
             let length = seen.dims()[0];
             let turned =
                 seen.slice(-1, rank..rank + rope).expand([length, x.graph().int(h), x.graph().int(rope)]);
-            let latent =
-                if at.halves { ops::halved(latent.transpose(0, 1)) } else { latent.transpose(0, 1).widen() };
+            let latent = latent.transpose(0, 1);
+            let latent = at.halves.map_or_else(|| latent.widen(), |unit| ops::halved(latent, unit));
             let keys = Tensor::concat(&[self.keys(latent), turned], -1).contiguous();
             let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
             attend(q, keys, self.values(latent).contiguous(), c.score_scale(), at)
         } else {
             let absorbed = self.absorb_keys(q_nope);
             // Beside each other the product would not fill its tiles, nor the rotation let rows be moved whole.
-            let parts = [absorbed, q_rope].map(|x| if at.halves { x.contiguous() } else { x });
+            let parts = [absorbed, q_rope].map(|x| if at.halves.is_some() { x.contiguous() } else { x });
             let q = Tensor::concat(&parts, -1).unsqueeze(1);
             let y = attend(q, seen, seen.slice(-1, 0..rank), c.score_scale(), at);
             self.absorb_values(y.reshape([t, h, rank]))

@@ -175,14 +175,16 @@ impl Model {
 
     /// The plan of a piece of a prompt. Where many tokens are computed in other numbers than few, all are in those of many.
     fn prompt_rows(&self, n: usize) -> usize {
-        let fits =
-            |&&c: &&usize| c >= n.max(self.fewest) && (!self.numbers.tiles || self.numbers.halves(c as i64));
+        let fits = |&&c: &&usize| {
+            c >= n.max(self.fewest)
+                && (self.numbers.unit.is_none() || self.numbers.halves(c as i64).is_some())
+        };
         self.chunks.iter().find(fits).copied().unwrap_or(self.chunk())
     }
 
     /// Does a token's row come out alike in a prompt and in an answer?
     pub fn uniform(&self) -> bool {
-        !self.numbers.halves(self.chunk() as i64)
+        self.numbers.halves(self.chunk() as i64).is_none()
     }
 
     fn within(&self, positions: usize, table: &[u32]) -> Result<(), Error> {

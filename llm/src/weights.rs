@@ -7,7 +7,7 @@
 use crate::gguf::{self, Gguf, TensorInfo};
 use compiler::dtype::DType;
 use compiler::graph::Graph;
-use compiler::ops;
+use compiler::ops::{self, Unit};
 use compiler::quant::{Format, Layout, Planes};
 use compiler::tensor::Tensor;
 use half::{bf16, f16};
@@ -63,18 +63,18 @@ pub struct Inputs<'g, 'f> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Numbers {
     pub activations: Activations,
-    /// Many tokens in bf16, on a tile or matrix unit: more exact than int8, and faster there.
-    pub tiles: bool,
+    /// What multiplies many tokens in bf16, if anything: more exact than int8, and faster there.
+    pub unit: Option<Unit>,
 }
 
 impl Numbers {
     /// Those of single tokens, however many there are.
     pub fn of_few(self) -> Numbers {
-        Numbers { tiles: false, ..self }
+        Numbers { unit: None, ..self }
     }
-    /// Are the products of so many tokens in bf16?
-    pub fn halves(self, tokens: i64) -> bool {
-        self.activations == Activations::Int8 && self.tiles && tokens >= MANY
+    /// The unit for the products of so many tokens in bf16, if they are.
+    pub fn halves(self, tokens: i64) -> Option<Unit> {
+        self.unit.filter(|_| self.activations == Activations::Int8 && tokens >= MANY)
     }
 }
 
@@ -160,9 +160,13 @@ pub struct Matrix<'g> {
 impl<'g> Matrix<'g> {
     /// `x · wᵀ`: x `[.., M, K]` to `[.., M, R]`; leading axes broadcast.
     pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        if !self.planes.format.is_quantised() {
+            return self.of_f32(x);
+        }
+        if let Some(unit) = self.numbers.halves(x.size(-2)) {
+            return self.planes.linear_half(ops::halved(x, unit));
+        }
         match self.numbers.activations {
-            _ if !self.planes.format.is_quantised() => self.of_f32(x),
-            _ if self.numbers.halves(x.size(-2)) => self.planes.linear_half(ops::halved(x)),
             Activations::Int8 if self.layout == Layout::Interleaved16 && x.size(-2) % ops::TILE == 0 => {
                 self.planes.linear_q8(&ops::quantize_i8(x).in_tiles())
             }
@@ -176,7 +180,7 @@ impl<'g> Matrix<'g> {
     }
     /// Do so many tokens share what they read?
     pub fn shares(&self, tokens: i64) -> bool {
-        tokens >= MANY && self.layout == Layout::Interleaved16 || self.numbers.halves(tokens)
+        tokens >= MANY && self.layout == Layout::Interleaved16 || self.numbers.halves(tokens).is_some()
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {

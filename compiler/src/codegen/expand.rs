@@ -69,7 +69,8 @@ fn unroll_folds<'g>(g: &'g Graph, store: Ex<'g>, kept: Option<Ex<'g>>) -> Result
     let new = rebuild(&[store], |e, args| {
         let Op::Fold(fold, n) = e.op() else { return e.with_args(&args) };
         let (bodies, over) = args.split_at(n as usize);
-        let (unrolled, kept): (Vec<Ex>, Vec<Ex>) = over.iter().partition(|r| is_copied(**r) && Some(**r) != kept);
+        let (unrolled, kept): (Vec<Ex>, Vec<Ex>) =
+            over.iter().partition(|r| is_copied(**r) && Some(**r) != kept);
         if unrolled.is_empty() {
             return e.with_args(&args);
         }

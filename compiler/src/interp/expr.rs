@@ -3,10 +3,10 @@
 //! A `Fold` runs its bodies for every round of its ranges, in order. Within one call every node is computed once for
 //! each value of the ranges it depends on, and nodes that no round reaches are never computed.
 
+use super::mma;
 use crate::dtype::{Bits, Scalar};
 use crate::graph::{Ex, Id, Op};
 use crate::hash::IdMap;
-use super::mma;
 use crate::rewrite::Ranges;
 use crate::scalar::{self, Fold};
 use std::collections::HashMap;

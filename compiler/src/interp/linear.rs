@@ -192,8 +192,7 @@ impl<'a> Machine<'a> {
                         }
                         let parts = [a[0], a[1], *b];
                         let held = |part: usize, t: usize| self.get(parts[part], group + t).to_vec();
-                        let sums: Vec<_> =
-                            (0..32).map(|t| mma(t, self.get(*acc, group + t), held)).collect();
+                        let sums: Vec<_> = (0..32).map(|t| mma(t, self.get(*acc, group + t), held)).collect();
                         for (t, own) in sums.into_iter().enumerate() {
                             self.result = own;
                             self.set(*dst, group + t);

@@ -5,7 +5,7 @@
 //! the product is found when inputs are unrolled ([`fragments`]): the ordinary expression of each number that it holds, so
 //! that weights are unpacked in registers. Which inputs stand side by side does not matter while both factors agree.
 
-use super::tiles::{half_factors, multiple, products};
+use super::tiles::{Product, half_factors, multiple, products};
 use super::{Axis, Illegal, Role, Scheduled};
 use crate::dtype::{DType, Scalar};
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
@@ -20,7 +20,7 @@ const ROWS: i64 = 16;
 const TOKENS: i64 = 8;
 const PARTS: i64 = 4;
 
-/// The ranges of a product: row `8·half + thread/4` of 16, token `2·(thread%4) + side` of 8, part `part` of the inputs.
+/// The ranges of a product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`, token `2·(thread%4) + side` of 8, part `part` of the inputs.
 #[derive(Clone, Copy)]
 pub struct Warp<'g> {
     pub thread: Ex<'g>,
@@ -34,7 +34,6 @@ macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 impl<'g> Scheduled<'g> {
     /// Products of the tokens along one axis with weights, the inputs along another by four.
     pub(super) fn mma(&mut self, tokens: usize, inputs: usize) -> Result<(), Illegal> {
-        let g = self.kernel.g;
         let taken = |a: &Axis| matches!(a.kind(), Kind::Vector | Kind::Lane);
         if self.kernel.stages.len() > 1 || self.warp.is_some() || self.axes.iter().any(taken) {
             refuse!("mma: wants one stage, and is alone to spread it over lanes");
@@ -51,26 +50,44 @@ impl<'g> Scheduled<'g> {
         if found.iter().any(|p| !p.over.contains(&over)) {
             refuse!("mma: a sum of other inputs");
         }
-        let own = |a: &&(usize, &Axis<'g>)| {
-            let r = a.1.range;
-            serial(&a.1) && found.iter().all(|p| depends(p.weights, r) && !depends(p.tokens, r))
+        let own = |(_, a): &(usize, &Axis<'g>)| {
+            let alone = |p: &Product<'g>| depends(p.weights, a.range) && !depends(p.tokens, a.range);
+            serial(a) && !matches!(a.role, Role::Reduce(_)) && found.iter().all(alone)
         };
-        let outputs = self.axes.iter().enumerate().filter(|(_, a)| !matches!(a.role, Role::Reduce(_)));
-        let most = |a: &(usize, &Axis<'g>)| a.1.range.arg(0).bounds().1;
-        let Some((row, _)) = outputs.filter(|a| own(&a)).max_by_key(most) else {
-            refuse!("mma: the weights have no rows")
+        let rows: Vec<(usize, Ex)> =
+            self.axes.iter().enumerate().filter(own).map(|(i, a)| (i, a.range.arg(0))).collect();
+        let by = |n: i64| rows.iter().filter(move |r| multiple(r.1, n)).max_by_key(|r| r.1.bounds().1);
+        let Some(&(longest, _)) = by(1) else { refuse!("mma: the weights have no rows") };
+        // Rows may lie in blocks of eight: two of them, then.
+        let eight = by(ROWS / 2).map(|r| r.0).filter(|_| by(ROWS).is_none());
+        let two = rows.iter().rfind(|r| Some(r.0) != eight && multiple(r.1, 2)).map(|r| r.0);
+        let (thread, side) = (self.range(THREADS, Kind::Local), self.range(2, Kind::Upcast));
+        let (row, half) = match eight.zip(two) {
+            Some((eight, two)) => {
+                let half = self.inner(two, 2, Kind::Upcast);
+                let row = self.inner(eight, ROWS / 2, Kind::Serial);
+                self.replace(self.axes[row].range, thread / PARTS, &[thread], None);
+                (row, self.axes[half].range)
+            }
+            None => {
+                let row = self.inner(by(ROWS).map_or(longest, |r| r.0), ROWS, Kind::Serial);
+                let half = self.range(2, Kind::Upcast);
+                self.replace(self.axes[row].range, half * (ROWS / 2) + thread / PARTS, &[half, thread], None);
+                self.axes.push(Axis { range: half, role: self.axes[row].role });
+                (row, half)
+            }
         };
-        let (row, column) = (self.inner(row, ROWS, Kind::Serial), self.inner(tokens, TOKENS, Kind::Serial));
-        let part = self.inner(inputs, PARTS, Kind::Unroll);
-        let new = |n: i64, kind: Kind| g.new_range(g.int(n), kind);
-        let (thread, half, side) = (new(THREADS, Kind::Local), new(2, Kind::Upcast), new(2, Kind::Upcast));
-        self.replace(self.axes[row].range, half * (ROWS / 2) + thread / PARTS, &[half, thread], None);
-        self.replace(self.axes[column].range, thread % PARTS * 2 + side, &[side], None);
         self.axes[row].range = thread;
+        let column = self.inner(tokens, TOKENS, Kind::Serial);
+        self.replace(self.axes[column].range, thread % PARTS * 2 + side, &[side], None);
         self.axes[column].range = side;
-        self.axes.push(Axis { range: half, role: self.axes[row].role });
+        let part = self.inner(inputs, PARTS, Kind::Unroll);
         self.warp = Some(Warp { thread, half, side, part: self.axes[part].range });
         Ok(())
+    }
+
+    fn range(&self, n: i64, kind: Kind) -> Ex<'g> {
+        self.kernel.g.new_range(self.kernel.g.int(n), kind)
     }
 
     /// Splits an axis; the number of the inner part's.

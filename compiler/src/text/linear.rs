@@ -177,8 +177,7 @@ impl<'a> Parser<'a> {
             return Ok(Inst::LaneReduce { dst, fold, src: self.used(c)?, width });
         }
         if c.eat("mma ") {
-            let [acc, first, second, b] =
-                [self.used(c)?, self.used(c)?, self.used(c)?, self.used(c)?];
+            let [acc, first, second, b] = [self.used(c)?, self.used(c)?, self.used(c)?, self.used(c)?];
             return Ok(Inst::Mma { dst, acc, a: [first, second], b });
         }
         let scalar = self.types[&dst.0].scalar;

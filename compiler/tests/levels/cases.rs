@@ -6,7 +6,7 @@
 use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Graph, Op};
 use compiler::interp::tensor::Env;
-use compiler::ops::{self, Gate, Rope, Router};
+use compiler::ops::{self, Gate, Rope, Router, Unit};
 use compiler::quant::{Format, Layout};
 use compiler::rng::Rng;
 use compiler::table::{Built, Case, Fill, Form, fill};
@@ -105,7 +105,7 @@ fn gated(g: &Graph) -> Built<'_> {
         };
         let (gate, up) = (weights("gate"), weights("up"));
         let expert = b.add(g.input("expert", DType::I32, [1]), Fill::Ints(0, 2));
-        let x = ops::halved(b.f32("x", &[1, 16, 32]) * 0.1);
+        let x = ops::halved(b.f32("x", &[1, 16, 32]) * 0.1, Unit::Warp);
         vec![gate.gather(expert).linear_half(x).silu() * up.gather(expert).linear_half(x)]
     })
 }
@@ -116,7 +116,7 @@ fn scores(g: &Graph) -> Built<'_> {
         let length = g.symbol("blocks", (1, 3)) * 32;
         let cache = b.add(g.input("cache", DType::F16, [96, 2, 32]), Fill::Normal(1.0));
         let keys = cache.slice_dim(0, g.int(0), length).move_axis(-3, -2).cast(Scalar::F32);
-        vec![ops::linear_half(ops::halved(b.f32("q", &[2, 16, 32])), keys) * 0.125]
+        vec![ops::linear_half(ops::halved(b.f32("q", &[2, 16, 32]), Unit::Warp), keys) * 0.125]
     })
 }
 
@@ -127,7 +127,7 @@ fn values(g: &Graph) -> Built<'_> {
         let cache = b.add(g.input("cache", DType::F16, [96, 1, 32]), Fill::Normal(1.0));
         let values = cache.slice_dim(0, g.int(0), length).move_axis(-3, -1).cast(Scalar::F32);
         let weights = b.add(g.input("weights", DType::F32, [g.int(1), g.int(16), length]), Fill::Normal(1.0));
-        vec![ops::linear_half(ops::halved(weights), values)]
+        vec![ops::linear_half(ops::halved(weights, Unit::Warp), values)]
     })
 }
 

@@ -100,7 +100,8 @@ fn products_run_as_interpreted() {
         interp::linear::run(&program, &mut want, &[]);
         let got = emulate(&program, &buffers, &[]);
         let written = program.buffers.iter().position(|b| b.1).unwrap();
-        let floats = |b: &[u8]| b.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
+        let floats =
+            |b: &[u8]| b.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
         let [got, want]: [Vec<f32>; 2] = [floats(&got[written]), floats(&want[written])];
         let most = want.iter().fold(0f32, |m, v| m.max(v.abs()));
         let far = got.iter().zip(&want).position(|(g, w)| (g - w).abs() > 1e-5 * most || g.is_nan());

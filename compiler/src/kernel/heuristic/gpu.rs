@@ -6,8 +6,8 @@
 
 use super::{Proposal, divisor, reads, shared, summed};
 use crate::graph::{Ex, Id, Kind, Op, topo};
+use crate::kernel::tiles::{multiple, products};
 use crate::kernel::{Action, Axis, consumers};
-use crate::kernel::tiles::{products, sums_tiles};
 use crate::rules::sum::affine;
 use std::collections::HashSet;
 
@@ -61,8 +61,12 @@ impl<'g> Proposal<'g, '_> {
     /// Sums of bf16 products on the matrix unit: a warp unpacks weights once for as many tokens as it has registers for.
     fn by_warps(&mut self, stage: usize) -> bool {
         let store = self.s.kernel.stages[stage].store;
-        let mut tokens: Vec<_> =
-            self.outs(stage).into_iter().rev().filter(|(_, a)| sums_tiles(store, a.range)).collect();
+        // Activations are stored as they are multiplied, weights are made of what is read.
+        let stored = |a: &Axis<'g>| {
+            let found = products(store, a.range).unwrap_or_default();
+            work(a.range) >= WARP_TOKENS && found.iter().any(|p| p.tokens.op() == Op::Load)
+        };
+        let mut tokens: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| stored(a)).collect();
         tokens.sort_by_key(|(_, a)| a.extent().is_none_or(|e| e % WARP_TOKENS != 0));
         let (Some(&(m, _)), [around @ .., (last, k)]) = (tokens.first(), &self.reduces(stage)[..]) else {
             return false;
@@ -81,8 +85,10 @@ impl<'g> Proposal<'g, '_> {
         }
         let side = self.s.warp.expect("just put").side;
         let found = products(self.s.kernel.stages[stage].store, side).expect("splitting keeps products");
-        let of_tokens = |a: &Axis<'g>| found.iter().all(|p| reads(p.tokens, a.range) && !reads(p.weights, a.range));
-        let of_weights = |a: &Axis<'g>| found.iter().all(|p| reads(p.weights, a.range) && !reads(p.tokens, a.range));
+        let of_tokens =
+            |a: &Axis<'g>| found.iter().all(|p| reads(p.tokens, a.range) && !reads(p.weights, a.range));
+        let of_weights =
+            |a: &Axis<'g>| found.iter().all(|p| reads(p.weights, a.range) && !reads(p.tokens, a.range));
         let mut tiles = found.len() as i64;
         for (i, a) in self.outs(stage).into_iter().rev().filter(|(_, a)| of_tokens(a)) {
             let n = divisor(a.extent().unwrap_or(1), (WARP_TILES / 2 / tiles).max(1));
@@ -90,11 +96,18 @@ impl<'g> Proposal<'g, '_> {
                 tiles *= n;
             }
         }
-        if let Some((i, a)) = self.outs(stage).into_iter().rfind(|(_, a)| of_weights(a)) {
-            let n = divisor(a.extent().unwrap_or(1), (WARP_TILES / tiles).clamp(1, 2));
-            self.put(Action::Upcast, i, n as usize);
-            let warps = self.s.axes[i].extent().map_or(1, |e| divisor(e, BLOCK / self.caps.lanes as i64));
-            self.put(Action::Local, i, warps as usize);
+        let whole = |e: Ex<'g>, most: i64| (1..=most).rev().find(|n| multiple(e, *n)).unwrap_or(1);
+        let mut rows = (WARP_TILES / tiles).clamp(1, 2);
+        let mut warps = BLOCK / self.caps.lanes as i64;
+        for (i, a) in self.outs(stage).into_iter().rev().filter(|(_, a)| of_weights(a)) {
+            let n = whole(a.range.arg(0), rows);
+            if n > 1 && self.put(Action::Upcast, i, n as usize) {
+                rows /= n;
+            }
+            let n = whole(self.s.axes[i].range.arg(0), warps);
+            if n > 1 && self.put(Action::Local, i, n as usize) {
+                warps /= n;
+            }
         }
         true
     }
