@@ -220,7 +220,8 @@ mod tests {
         assert_eq!(why(&[r], store(gated)), "a gate of i64 for f32");
         let wide = g.make(Op::Load, Scalar::F32.vec(4), &[x, r]);
         assert_eq!(why_at(Level::Kernel, &[r], store(wide)), "f32x4 before vectors");
-        let (sums, held) = (g.constant(Scalar::F32.vec(4), Bits(0)), g.constant(Scalar::BF16.vec(4), Bits(0)));
+        let (sums, held) =
+            (g.constant(Scalar::F32.vec(4), Bits(0)), g.constant(Scalar::BF16.vec(4), Bits(0)));
         let mma = |thread: Ex<'_>| g.make(Op::Mma, sums.dtype(), &[sums, held, held, held, g.ex(thread.id)]);
         let first = |e: Ex<'_>| store(g.make(Op::Extract(0), DType::F32, &[g.ex(e.id)]));
         assert_eq!(why(&[r], first(mma(r))), "a product of 32 threads");

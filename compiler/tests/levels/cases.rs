@@ -32,7 +32,7 @@ pub const EXAMPLES: &[Example] = &[
     Example { name: "Q4_K linear", build: |g| linear(g, "Q4_K", 16, 1), symbols: &[] },
     Example { name: "Q6_K linear", build: |g| linear(g, "Q6_K", 19, 1), symbols: &[] },
     Example { name: "F16 linear", build: |g| linear(g, "F16", 16, 3), symbols: &[] },
-    Example { name: "Q4_0 half", build: |g| half(g, "Q4_0", 16, 128, 16), symbols: &[] },
+    Example { name: "Q4_0 half", build: |g| half(g, "Q4_0", 16, 128, 8), symbols: &[] },
     Example { name: "Q5_0 half", build: |g| half(g, "Q5_0", 19, 32, 17), symbols: &[] },
     Example { name: "F16 half", build: |g| half(g, "F16", 16, 64, 24), symbols: &[] },
     Example { name: "scores", build: scores, symbols: &[("blocks", 1)] },
