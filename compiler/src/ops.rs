@@ -173,14 +173,15 @@ pub fn router<'g>(logits: Tensor<'g>, bias: Option<Tensor<'g>>, r: Router) -> (T
 pub struct Groups<'g> {
     /// Which expert each tile has, i32 `[tiles]`, in segments.
     pub expert: Tensor<'g>,
-    /// Which of the `[T·k]` choices stands in each row of the tiles, i32 `[tiles·16]`; any where none does.
+    /// Which of the `[T·k]` choices stands in each row of the tiles, i32 `[tiles·tile]`; any where none does.
     pub choice: Tensor<'g>,
     /// In which row of the tiles each choice stands, i32 `[T, k]`.
     pub row: Tensor<'g>,
 }
 
-/// Groups the experts (i32 `[T, k]`) that tokens chose. Ranks are counted, O((T·k)²): little beside the experts.
-pub fn group(chosen: Tensor, experts: i64) -> Groups {
+/// Groups the experts (i32 `[T, k]`) that tokens chose, `tile` choices a tile. Ranks are counted, O((T·k)²): little beside
+/// the experts.
+pub fn group(chosen: Tensor, experts: i64, tile: i64) -> Groups {
     let g = chosen.graph();
     let (t, k) = (chosen.size(0), chosen.size(1));
     let n = t * k;
@@ -190,14 +191,16 @@ pub fn group(chosen: Tensor, experts: i64) -> Groups {
     }
     let earlier = g.iota(n).lt(g.iota(n).unsqueeze(1));
     let rank = count(chosen.eq(chosen.unsqueeze(1)) & earlier);
-    let tiles = ((count(chosen.eq(g.iota(experts).unsqueeze(1))) + (TILE - 1)) >> 4).contiguous();
+    let shift = tile.ilog2() as i64;
+    assert_eq!(1 << shift, tile, "tiles of a power of two");
+    let tiles = ((count(chosen.eq(g.iota(experts).unsqueeze(1))) + (tile - 1)) >> shift).contiguous();
     let before = g.iota(experts).lt(g.iota(experts + 1).unsqueeze(1));
     let starts = before.select(tiles, 0.tensor(tiles)).sum(-1).squeeze(-1).contiguous();
-    let row = ((starts.gather(chosen) << 4) + rank).contiguous();
-    let most = (n + TILE - 1) / TILE + experts;
+    let row = ((starts.gather(chosen) << shift) + rank).contiguous();
+    let most = (n + tile - 1) / tile + experts;
     let ended = starts.slice(0, 1..experts + 1).le(g.iota(most).unsqueeze(1));
     let expert = count(ended).contiguous();
-    let here = row.eq(g.iota(most * TILE).unsqueeze(1));
+    let here = row.eq(g.iota(most * tile).unsqueeze(1));
     let choice = here.select(g.iota(n), 0.tensor(row)).max(-1).squeeze(-1);
     Groups { expert: expert.segments(starts), choice: choice.contiguous(), row: row.reshape([t, k]) }
 }
@@ -251,6 +254,16 @@ pub enum Unit {
     Tile,
     /// The threads of a warp take eight inputs each: of eight tokens, one of four blocks of 32.
     Warp,
+}
+
+impl Unit {
+    /// Tokens of an expert that go together: enough that unpacking its weights is not most of the work.
+    pub fn together(self) -> i64 {
+        match self {
+            Unit::Tile => TILE,
+            Unit::Warp => 2 * TILE,
+        }
+    }
 }
 
 /// x `[.., M, K]` in bf16, kept in memory as [`linear_half`] reads it best: in tiles where M and K are whole ones.

@@ -68,12 +68,14 @@ impl<'g> Proposal<'g, '_> {
         };
         let mut tokens: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| stored(a)).collect();
         tokens.sort_by_key(|(_, a)| a.extent().is_none_or(|e| e % WARP_TOKENS != 0));
-        let (Some(&(m, _)), [around @ .., (last, k)]) = (tokens.first(), &self.reduces(stage)[..]) else {
-            return false;
-        };
+        let Some(&(m, a)) = tokens.first() else { return false };
+        let over = &products(store, a.range).expect("just found")[0].over;
+        let inputs: Vec<_> =
+            self.reduces(stage).into_iter().filter(|(_, a)| over.contains(&a.range)).collect();
+        let [around @ .., (last, k)] = &inputs[..] else { return false };
         // A thread takes neighbouring inputs: a block of them, or eight.
-        let whole = k.extent().is_some_and(|e| e <= 32);
         let by_four = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e % 4 == 0);
+        let whole = k.extent().is_some_and(|e| e <= 32 && e % 4 == 0);
         let before = (self.s.clone(), self.opts.clone());
         let (inputs, unrolled) = match around.iter().rfind(by_four).filter(|_| whole) {
             Some((outer, _)) => (*outer, 0),
