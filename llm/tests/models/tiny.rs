@@ -3,6 +3,7 @@
 use super::*;
 use compiler::codegen::Target;
 use compiler::codegen::ptx::Ptx;
+use compiler::linear::Inst;
 use runtime::interp::InterpDevice;
 
 /// Folder, file, largest error and divergence of the long sequence.
@@ -133,6 +134,13 @@ fn the_interpreter_agrees_as_a_gpu() {
         let file = packed_model(&format!("tiny_quant/{name}/{name}.{kind}.gguf"));
         let tokens = &e.tokens("seq0")[..17];
         let mut m = load(Arc::new(InterpDevice::like(caps)), file, 32, Activations::Int8);
+        let mut on_the_unit = |tokens: usize| {
+            let product = |i: &Inst| matches!(i, Inst::Mma { .. });
+            let kernels = m.kernels(tokens).unwrap();
+            kernels.iter().filter(|(k, _)| k.program.linear().code.iter().any(product)).count()
+        };
+        assert_eq!(on_the_unit(1), 0, "{name}: one token is as it was");
+        assert!(on_the_unit(17) >= 6, "{name}: projections, scores, values, feed forward");
         let got = m.feed(tokens).unwrap();
         let want = &e.logits(&format!("{name}.{kind}.seq0"))[16 * e.vocab..17 * e.vocab];
         let d = distance(&got, want, e.vocab);
