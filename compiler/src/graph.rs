@@ -133,6 +133,8 @@ pub enum Op {
     Fma,
     Dot4,
     Pairs,
+    /// `[acc, a, a, b, thread]`: [`crate::linear::Inst::Mma`] of the 32 threads along a range.
+    Mma,
     /// Like `Load`, but lane l comes from element `index[l]`.
     LoadLanes,
     /// `[memory, index, b..]`: all rows of [`crate::linear::Inst::TileDot`] with this stride.

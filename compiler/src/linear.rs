@@ -46,6 +46,10 @@ pub enum Inst {
     Barrier,
     /// Folds `src` over aligned groups of `width` neighbouring threads; each thread of the group gets the result.
     LaneReduce { dst: Reg, fold: Fold, src: Reg, width: u32 },
+    /// Every 32 neighbouring threads add the product of a 16×16 and a 16×8 matrix of bf16 to one of f32. Thread 4g + t
+    /// holds four inputs (bf16x4) of rows g (`a[0]`) and g + 8 (`a[1]`) and of column g (`b`); which four is the same for
+    /// all g. Of the sums it holds columns 2t and 2t + 1 of row g, then of row g + 8 (f32x4).
+    Mma { dst: Reg, acc: Reg, a: [Reg; 2], b: Reg },
     /// Matrix product on a tile unit. `a`: 16 rows, `stride` elements apart, of `4·b.len()` i8 elements from
     /// `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), at most 16 of them. `dst[m]` (i32x16):
     /// `dst[m][r] = Σ_{j,i} a[m][4j+i] · b[j][4r+i]`.
@@ -200,7 +204,8 @@ impl Inst {
             Inst::Op { dst, .. }
             | Inst::Load { dst, .. }
             | Inst::Gather { dst, .. }
-            | Inst::LaneReduce { dst, .. } => vec![*dst],
+            | Inst::LaneReduce { dst, .. }
+            | Inst::Mma { dst, .. } => vec![*dst],
             Inst::TileDot { dst, .. } => dst.clone(),
             Inst::Loop { var, carried, .. } => {
                 std::iter::once(*var).chain(carried.iter().map(|c| c.0)).collect()
@@ -227,6 +232,7 @@ impl Inst {
             Inst::TileMul { a, b, .. } => [a.as_slice(), b].concat(),
             Inst::TileStore { index, .. } => index.clone(),
             Inst::LaneReduce { src, .. } => vec![*src],
+            Inst::Mma { acc, a, b, .. } => vec![*acc, a[0], a[1], *b],
             Inst::TileDot { index, b, .. } => std::iter::once(*index).chain(b.iter().copied()).collect(),
         }
     }
@@ -268,6 +274,7 @@ impl Inst {
             Inst::TileMul { a, b, .. } => a.iter_mut().chain(b).for_each(put),
             Inst::TileStore { index, .. } => index.iter_mut().for_each(put),
             Inst::LaneReduce { src, .. } => put(src),
+            Inst::Mma { acc, a, b, .. } => [acc, b].into_iter().chain(a).for_each(put),
             Inst::TileDot { index, b, .. } => {
                 put(index);
                 b.iter_mut().for_each(put);
@@ -398,6 +405,9 @@ impl Linear {
             Inst::TileStore { mem, index } => format!("tilestore {mem}[{}]", list(index)),
             Inst::LaneReduce { dst, fold, src, width } => {
                 format!("{} = lanes{width} {fold:?} {src}", def(dst))
+            }
+            Inst::Mma { dst, acc, a, b } => {
+                format!("{} = mma {}", def(dst), list(&[*acc, a[0], a[1], *b]))
             }
             Inst::TileDot { dst, mem, index, offset, stride, b } => {
                 let dst: Vec<_> = dst.iter().map(def).collect();

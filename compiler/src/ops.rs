@@ -173,14 +173,15 @@ pub fn router<'g>(logits: Tensor<'g>, bias: Option<Tensor<'g>>, r: Router) -> (T
 pub struct Groups<'g> {
     /// Which expert each tile has, i32 `[tiles]`, in segments.
     pub expert: Tensor<'g>,
-    /// Which of the `[T·k]` choices stands in each row of the tiles, i32 `[tiles·16]`; any where none does.
+    /// Which of the `[T·k]` choices stands in each row of the tiles, i32 `[tiles·tile]`; any where none does.
     pub choice: Tensor<'g>,
     /// In which row of the tiles each choice stands, i32 `[T, k]`.
     pub row: Tensor<'g>,
 }
 
-/// Groups the experts (i32 `[T, k]`) that tokens chose. Ranks are counted, O((T·k)²): little beside the experts.
-pub fn group(chosen: Tensor, experts: i64) -> Groups {
+/// Groups the experts (i32 `[T, k]`) that tokens chose, `tile` choices a tile. Ranks are counted, O((T·k)²): little beside
+/// the experts.
+pub fn group(chosen: Tensor, experts: i64, tile: i64) -> Groups {
     let g = chosen.graph();
     let (t, k) = (chosen.size(0), chosen.size(1));
     let n = t * k;
@@ -190,14 +191,16 @@ pub fn group(chosen: Tensor, experts: i64) -> Groups {
     }
     let earlier = g.iota(n).lt(g.iota(n).unsqueeze(1));
     let rank = count(chosen.eq(chosen.unsqueeze(1)) & earlier);
-    let tiles = ((count(chosen.eq(g.iota(experts).unsqueeze(1))) + (TILE - 1)) >> 4).contiguous();
+    let shift = tile.ilog2() as i64;
+    assert_eq!(1 << shift, tile, "tiles of a power of two");
+    let tiles = ((count(chosen.eq(g.iota(experts).unsqueeze(1))) + (tile - 1)) >> shift).contiguous();
     let before = g.iota(experts).lt(g.iota(experts + 1).unsqueeze(1));
     let starts = before.select(tiles, 0.tensor(tiles)).sum(-1).squeeze(-1).contiguous();
-    let row = ((starts.gather(chosen) << 4) + rank).contiguous();
-    let most = (n + TILE - 1) / TILE + experts;
+    let row = ((starts.gather(chosen) << shift) + rank).contiguous();
+    let most = (n + tile - 1) / tile + experts;
     let ended = starts.slice(0, 1..experts + 1).le(g.iota(most).unsqueeze(1));
     let expert = count(ended).contiguous();
-    let here = row.eq(g.iota(most * TILE).unsqueeze(1));
+    let here = row.eq(g.iota(most * tile).unsqueeze(1));
     let choice = here.select(g.iota(n), 0.tensor(row)).max(-1).squeeze(-1);
     Groups { expert: expert.segments(starts), choice: choice.contiguous(), row: row.reshape([t, k]) }
 }
@@ -244,18 +247,53 @@ pub fn from_tiles(t: Tensor, row: usize) -> Tensor {
     apart.reshape_last(row + 2, &[&[dims[0] * dims[1]], &dims[2..]].concat())
 }
 
+/// What multiplies many tokens at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Unit {
+    /// A tile of 16 tokens by 32 inputs is a kilobyte in a row.
+    Tile,
+    /// The threads of a warp take eight inputs each: of eight tokens, one of four blocks of 32.
+    Warp,
+}
+
+impl Unit {
+    /// Tokens of an expert that go together: enough that unpacking its weights is not most of the work.
+    pub fn together(self) -> i64 {
+        match self {
+            Unit::Tile => TILE,
+            Unit::Warp => 2 * TILE,
+        }
+    }
+}
+
 /// x `[.., M, K]` in bf16, kept in memory as [`linear_half`] reads it best: in tiles where M and K are whole ones.
-pub fn halved(x: Tensor) -> Tensor {
+pub fn halved(x: Tensor, unit: Unit) -> Tensor {
     let (x, dims) = (x.cast(Scalar::BF16), x.dims());
     let [leading @ .., m, k] = &dims[..] else { panic!("{} is no matrix", x.show_shape()) };
+    let g = x.graph();
     let whole = |d: &Ex, n: i64| simplify1(*d % n).as_int() == Some(0);
+    fn parts<'g>(d: &Ex<'g>, n: i64) -> Ex<'g> {
+        simplify1(*d / n)
+    }
+    if unit == Unit::Warp && whole(m, 8) && whole(k, 128) {
+        let own = [parts(m, 8), g.int(8), parts(k, 128), g.int(4), g.int(4), g.int(8)];
+        return from_warps(to_warps(x.reshape([leading, &own].concat())).contiguous()).reshape(dims);
+    }
     if !whole(m, TILE) || !whole(k, 32) {
         return x.contiguous();
     }
-    let g = x.graph();
-    let [tiles, blocks] = [simplify1(*m / TILE), simplify1(*k / 32)];
-    let apart = [leading, &[tiles, g.int(TILE), blocks, g.int(32)]].concat();
+    let apart = [leading, &[parts(m, TILE), g.int(TILE), parts(k, 32), g.int(32)]].concat();
     x.reshape(apart).move_axis(-3, -2).contiguous().move_axis(-2, -3).reshape(dims)
+}
+
+/// `[.., M/8, 8, K/128, 4, 4, 8]` to `[.., M/8, K/128, 4, 8, 4, 8]`: what the threads of a warp read at once is in a row.
+fn to_warps(x: Tensor) -> Tensor {
+    x.move_axis(-2, -3).move_axis(-5, -3)
+}
+
+/// What [`to_warps`] was given.
+pub fn from_warps(x: Tensor) -> Tensor {
+    x.move_axis(-3, -5).move_axis(-3, -2)
 }
 
 /// x `[.., K]` in int8, a scale for every 32; zeros fill the last block up.

@@ -4,7 +4,7 @@
 use crate::dtype::{DType, Scalar};
 use crate::graph::Graph;
 use crate::interp::tensor::Env;
-use crate::ops::{self, Gate, QuantX, Rope, Router, TILE};
+use crate::ops::{self, Gate, QuantX, Rope, Router, TILE, Unit};
 use crate::quant::{FORMATS, Format, Layout};
 use crate::rng::Rng;
 use crate::shape::Dims;
@@ -169,6 +169,11 @@ impl Case {
             Form::Half => {
                 let w = b.weights("w", format, &[], rows, cols, layout);
                 let x = match tokens % TILE {
+                    0 if layout == Layout::Rows && cols % 128 == 0 => {
+                        let dims = [tokens / 8, cols / 128, 4, 8, 4, 8];
+                        ops::from_warps(b.add("x", DType::BF16, dims, Fill::Normal(1.0)))
+                            .reshape([tokens, cols])
+                    }
                     0 => {
                         let dims = [tokens / TILE, cols / 32, TILE, 32];
                         ops::from_tiles(b.add("x", DType::BF16, dims, Fill::Normal(1.0)), 2)
@@ -183,10 +188,13 @@ impl Case {
                 let chosen = b.add("sel", DType::I32, [tokens, used], Fill::Ints(0, experts - 1));
                 let weight = b.add("weight", DType::F32, [tokens, used, 1], Fill::Between(0.1, 1.0));
                 let x = b.f32("x", [tokens, cols]);
-                let groups = ops::group(chosen, experts);
-                let x = x.gather(groups.choice / used).reshape_last(2, &[groups.expert.size(0), TILE, cols]);
-                let y = w.gather(groups.expert).linear_half(ops::halved(x)).contiguous();
-                let y = y.reshape([groups.expert.size(0) * TILE, rows]);
+                let unit = if layout == Layout::Rows { Unit::Warp } else { Unit::Tile };
+                let groups = ops::group(chosen, experts, unit.together());
+                let x = x
+                    .gather(groups.choice / used)
+                    .reshape_last(2, &[groups.expert.size(0), unit.together(), cols]);
+                let y = w.gather(groups.expert).linear_half(ops::halved(x, unit)).contiguous();
+                let y = y.reshape([groups.expert.size(0) * unit.together(), rows]);
                 vec![(y.gather(groups.row) * weight).sum(1).squeeze(1)]
             }
             Form::GateUp { experts, used } => {

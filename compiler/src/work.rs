@@ -118,6 +118,7 @@ fn one(p: &Linear, inst: &Inst) -> Work {
         }
         Inst::Load { dst, mem, .. } | Inst::Gather { dst, mem, .. } => w.loaded = bytes(mem, *dst),
         Inst::Store { mem, value, .. } => w.stored = bytes(mem, *value),
+        Inst::Mma { .. } => w.operations = 2 * 16 * 8 * 16 / 32,
         Inst::TileDot { dst, mem, b, .. } => {
             let inner: u64 = b.iter().map(|r| p.dtype(*r).lanes as u64).sum();
             w.operations = 2 * dst.len() as u64 * inner;

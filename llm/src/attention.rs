@@ -11,7 +11,7 @@ use crate::config::{self, Config};
 use crate::weights::{Error, Inputs, Matrix, Numbers};
 use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Ex, Graph};
-use compiler::ops::{self, Rope};
+use compiler::ops::{self, Rope, Unit};
 use compiler::rules::simplify1;
 use compiler::tensor::{IntoTensor, Tensor};
 
@@ -69,8 +69,8 @@ pub struct Place<'g> {
     /// Cosine and sine of each position of the cache, f32 `[capacity, n/2]`.
     pub cos: Tensor<'g>,
     pub sin: Tensor<'g>,
-    /// Are scores and values computed in bf16?
-    halves: bool,
+    /// What computes scores and values in bf16, if anything.
+    halves: Option<Unit>,
     reach: Reach,
     pub paging: Option<Paging<'g>>,
 }
@@ -190,7 +190,7 @@ fn attend_at_once<'g>(
     at: &Place<'g>,
 ) -> Tensor<'g> {
     let (keys, values) = (keys.move_axis(-3, -2).widen(), values.move_axis(-3, -1).widen());
-    if !at.halves {
+    let Some(unit) = at.halves else {
         let scores = ops::linear(q.contiguous(), keys) * scale;
         if at.reach != Reach::Apart {
             let [e, factor] = at.weights(scores, 0, 0);
@@ -199,7 +199,7 @@ fn attend_at_once<'g>(
         // By themselves the products let heads share what they read.
         let [e, factor] = at.weights(scores.contiguous(), 0, 0);
         return ops::linear(e.contiguous(), values) * factor;
-    }
+    };
     // Tokens and heads are the rows of one matrix. What comes after the last token of a part is no part's concern.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
     let n = if t % PART == 0 { PART } else { t };
@@ -208,10 +208,10 @@ fn attend_at_once<'g>(
         let length = simplify1(if n == t { at.blocks } else { needed.min(at.blocks) } * KV_BLOCK);
         let seen = |x: Tensor<'g>, axis: isize| x.slice_dim(axis, q.graph().int(0), length);
         let q = q.slice(0, i * n..(i + 1) * n).move_axis(1, 0).reshape_last(3, &[n * r, q.size(3)]);
-        let scores = (ops::linear_half(ops::halved(q), seen(keys, -2)) * scale).contiguous();
+        let scores = (ops::linear_half(ops::halved(q, unit), seen(keys, -2)) * scale).contiguous();
         let int = |n: i64| q.graph().int(n);
         let [e, factor] = at.weights(scores.reshape([int(g), int(n), int(r), length]), 1, i * n);
-        let e = ops::halved(e.reshape([int(g), int(n * r), length]));
+        let e = ops::halved(e.reshape([int(g), int(n * r), length]), unit);
         let y = ops::linear_half(e, seen(values, -1)) * factor.reshape([g, n * r, 1]);
         let y = y.cast(Scalar::BF16).contiguous();
         y.reshape([g, n, r, y.size(-1)]).move_axis(0, 1)
@@ -435,10 +435,13 @@ impl<'g> Mla<'g> {
         let y = if at.reach == Reach::Whole && self.decompresses(t) {
             let latent = seen.slice(-1, 0..rank);
             let length = seen.dims()[0];
-            let turned =
-                seen.slice(-1, rank..rank + rope).widen().expand([length, x.graph().int(h), x.graph().int(rope)]);
-            let latent =
-                if at.halves { ops::halved(latent.transpose(0, 1)) } else { latent.transpose(0, 1).widen() };
+            let turned = seen.slice(-1, rank..rank + rope).widen().expand([
+                length,
+                x.graph().int(h),
+                x.graph().int(rope),
+            ]);
+            let latent = latent.transpose(0, 1);
+            let latent = at.halves.map_or_else(|| latent.widen(), |unit| ops::halved(latent, unit));
             let keys = Tensor::concat(&[self.keys(latent), turned], -1).contiguous();
             let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
             attend(q, keys, self.values(latent).contiguous(), c.score_scale(), at)
@@ -446,7 +449,7 @@ impl<'g> Mla<'g> {
             let absorbed = self.absorb_keys(q_nope);
             // Beside each other the product would not fill its tiles, nor the rotation let rows be moved whole.
             let half = |x: Tensor<'g>| x.cast(Scalar::BF16).contiguous();
-            let parts = [absorbed, q_rope].map(|x| if at.halves { half(x) } else { x });
+            let parts = [absorbed, q_rope].map(|x| if at.halves.is_some() { half(x) } else { x });
             let q = Tensor::concat(&parts, -1).unsqueeze(1);
             let y = attend(q, seen, seen.slice(-1, 0..rank), c.score_scale(), at);
             self.absorb_values(y.reshape([t, h, rank]))

@@ -49,9 +49,9 @@ impl<'g> Gated<'g> {
     fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         self.down.of(self.gate.of(x).silu() * self.up.of(x))
     }
-    /// Are so many tokens worth sorting by expert?
-    fn groups(&self, tokens: i64) -> bool {
-        self.gate.shares(tokens)
+    /// How many go together if so many tokens are worth sorting by expert.
+    fn together(&self, tokens: i64) -> Option<i64> {
+        self.gate.together(tokens)
     }
     fn gather(&self, index: Tensor<'g>) -> Gated<'g> {
         let [gate, up, down] = [&self.gate, &self.up, &self.down].map(|m| m.gather(index));
@@ -83,22 +83,21 @@ impl<'g> Experts<'g> {
     fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         let logits = self.router.of_f32(x);
         let (chosen, weights) = ops::router(logits, self.bias, self.moe.router);
-        let y = if self.experts.groups(x.size(0)) {
-            self.grouped(x, chosen)
-        } else {
+        let y = match self.experts.together(x.size(0)) {
+            Some(tile) => self.grouped(x, chosen, tile),
             // [T, k] experts, each on the one row of its token.
-            self.experts.gather(chosen).of(x.unsqueeze(1).unsqueeze(1)).squeeze(-2)
+            None => self.experts.gather(chosen).of(x.unsqueeze(1).unsqueeze(1)).squeeze(-2),
         };
         let y = (y * weights.unsqueeze(-1)).sum(1).squeeze(1);
         self.shared.as_ref().map_or(y, |s| y + s.of(x))
     }
 
     /// The chosen experts' answers `[T, k, dim]`, each expert reading its weights once for all of its tokens.
-    fn grouped(&self, x: Tensor<'g>, chosen: Tensor<'g>) -> Tensor<'g> {
-        let (groups, dim) = (ops::group(chosen, self.moe.experts), x.size(-1));
+    fn grouped(&self, x: Tensor<'g>, chosen: Tensor<'g>, tile: i64) -> Tensor<'g> {
+        let (groups, dim) = (ops::group(chosen, self.moe.experts, tile), x.size(-1));
         let tiles = groups.expert.size(0);
-        let rows = x.gather(groups.choice / chosen.size(1)).reshape([tiles, ops::TILE, dim]);
+        let rows = x.gather(groups.choice / chosen.size(1)).reshape([tiles, tile, dim]);
         let y = self.experts.gather(groups.expert).of(rows).contiguous();
-        y.reshape([tiles * ops::TILE, dim]).gather(groups.row)
+        y.reshape([tiles * tile, dim]).gather(groups.row)
     }
 }

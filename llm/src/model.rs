@@ -12,6 +12,7 @@ use crate::paged;
 use crate::planner::{Drafting, Embedding, Head, Modules, Planner};
 use crate::weights::{self, Activations, Inputs, Loader, Numbers, Source};
 use compiler::graph::Graph;
+use compiler::ops::Unit;
 use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
 use runtime::cache;
@@ -146,7 +147,8 @@ impl Model {
             options.activations.unwrap_or(if caps.dot4 { Activations::Int8 } else { Activations::F32 });
         // Without block-quantised weights there is nothing to round: everything is exact.
         let quantised = file.tensors().iter().any(|t| t.format.is_quantised());
-        let numbers = Numbers { activations, tiles: caps.tile && quantised, spread: caps.lanes > 1 };
+        let unit = caps.tile.then_some(Unit::Tile).or(caps.mma.then_some(Unit::Warp));
+        let numbers = Numbers { activations, unit: unit.filter(|_| quantised), spread: caps.lanes > 1 };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
         let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
@@ -424,6 +426,8 @@ impl Model {
         choose: &mut dyn Choose,
     ) -> Result<Modules, Error> {
         let reach = match part {
+            // A batch's head is computed as that of a single token.
+            Part::Head if rows as usize <= self.together_at_most() => Reach::Apart,
             Part::Trunk | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
             Part::Paged => Reach::Paged,
             Part::Batch => Reach::Apart,

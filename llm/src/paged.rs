@@ -6,6 +6,7 @@
 use crate::attention::{self, KV_BLOCK, Reach};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::{Error, Model, Part, caches};
+use compiler::quant::Layout;
 use runtime::buffer::Slice;
 use runtime::device::{self, Device};
 
@@ -168,21 +169,24 @@ impl Model {
         self.with_plan(part, rows, &[], |_, _, _| Ok(true))
     }
 
-    /// Most tokens of one plan for a batch: those of more have other numbers where there are tiles for them.
-    fn together_at_most(&self) -> usize {
-        if self.uniform() { self.widest() } else { FEW.min(self.widest()) }
+    /// Most tokens of one plan for a batch: on a CPU sums of more have another order where there are tiles for them.
+    pub(crate) fn together_at_most(&self) -> usize {
+        let alike = self.uniform() || self.layout == Layout::Rows;
+        if alike { self.widest() } else { FEW.min(self.widest()) }
     }
 
     /// The plan of a piece of a prompt. Where many tokens are computed in other numbers than few, all are in those of many.
     fn prompt_rows(&self, n: usize) -> usize {
-        let fits =
-            |&&c: &&usize| c >= n.max(self.fewest) && (!self.numbers.tiles || self.numbers.halves(c as i64));
+        let fits = |&&c: &&usize| {
+            c >= n.max(self.fewest)
+                && (self.numbers.unit.is_none() || self.numbers.halves(c as i64).is_some())
+        };
         self.chunks.iter().find(fits).copied().unwrap_or(self.chunk())
     }
 
     /// Does a token's row come out alike in a prompt and in an answer?
     pub fn uniform(&self) -> bool {
-        !self.numbers.halves(self.chunk() as i64)
+        self.numbers.halves(self.chunk() as i64).is_none()
     }
 
     fn within(&self, positions: usize, table: &[u32]) -> Result<(), Error> {

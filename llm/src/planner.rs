@@ -7,7 +7,7 @@ use crate::attention::{Attention, Place, Reach};
 use crate::block::Block;
 use crate::config::Config;
 use crate::model::{Error, Layer, Model};
-use crate::weights::{self, Inputs, Matrix, Source};
+use crate::weights::{self, Inputs, Matrix, Numbers, Source};
 use compiler::dtype::DType;
 use compiler::graph::Graph;
 use compiler::ops::rms_norm;
@@ -31,7 +31,12 @@ pub struct Planner<'m> {
 
 impl<'m> Planner<'m> {
     fn inputs<'g>(&self, g: &'g Graph, prefix: &str) -> Inputs<'g, 'm> {
-        Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.model.numbers)
+        Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.numbers())
+    }
+    /// The rows of a batch come out as single tokens do.
+    fn numbers(&self) -> Numbers {
+        let numbers = self.model.numbers;
+        if self.reach == Reach::Apart { numbers.of_few() } else { numbers }
     }
     fn stream<'g>(&self, g: &'g Graph, name: &str, rows: i64) -> Tensor<'g> {
         g.input(name, DType::F32, [rows, self.model.config.dim])
@@ -90,7 +95,7 @@ impl<'m> Planner<'m> {
         } else {
             let (g, c) = (Graph::new(), &model.config);
             let i = self.inputs(&g, &format!("blk.{}.", layer.index));
-            let place = Place::new(&g, c, rows, model.capacity, model.numbers, self.reach);
+            let place = Place::new(&g, c, rows, model.capacity, self.numbers(), self.reach);
             let x = self.stream(&g, "x", rows);
             let caches: Vec<Tensor> = Attention::cache_rows(c)
                 .iter()

@@ -7,7 +7,7 @@
 use crate::gguf::{self, Gguf, TensorInfo};
 use compiler::dtype::DType;
 use compiler::graph::Graph;
-use compiler::ops;
+use compiler::ops::{self, Unit};
 use compiler::quant::{Format, Layout, Planes};
 use compiler::tensor::Tensor;
 use half::{bf16, f16};
@@ -63,16 +63,20 @@ pub struct Inputs<'g, 'f> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Numbers {
     pub activations: Activations,
-    /// Many tokens in bf16, on a tile unit: more exact than int8, and faster there.
-    pub tiles: bool,
+    /// What multiplies many tokens in bf16, if anything: more exact than int8, and faster there.
+    pub unit: Option<Unit>,
     /// Many processors, which the attention of a few tokens keeps busy only in pieces.
     pub spread: bool,
 }
 
 impl Numbers {
-    /// Are the products of so many tokens in bf16?
-    pub fn halves(self, tokens: i64) -> bool {
-        self.activations == Activations::Int8 && self.tiles && tokens >= MANY
+    /// Those of single tokens, however many there are.
+    pub fn of_few(self) -> Numbers {
+        Numbers { unit: None, ..self }
+    }
+    /// The unit for the products of so many tokens in bf16, if they are.
+    pub fn halves(self, tokens: i64) -> Option<Unit> {
+        self.unit.filter(|_| self.activations == Activations::Int8 && tokens >= MANY)
     }
     /// Is the attention of so many tokens, each with positions of its own, computed piece by piece?
     pub fn in_pieces(self, tokens: i64) -> bool {
@@ -166,9 +170,13 @@ pub struct Matrix<'g> {
 impl<'g> Matrix<'g> {
     /// `x · wᵀ`: x `[.., M, K]` to `[.., M, R]`; leading axes broadcast.
     pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        if !self.planes.format.is_quantised() {
+            return self.of_f32(x);
+        }
+        if let Some(unit) = self.numbers.halves(x.size(-2)) {
+            return self.planes.linear_half(ops::halved(x, unit));
+        }
         match self.numbers.activations {
-            _ if !self.planes.format.is_quantised() => self.of_f32(x),
-            _ if self.numbers.halves(x.size(-2)) => self.planes.linear_half(ops::halved(x)),
             Activations::Int8 if self.layout == Layout::Interleaved16 && x.size(-2) % ops::TILE == 0 => {
                 self.planes.linear_q8(&ops::quantize_i8(x).in_tiles())
             }
@@ -180,9 +188,10 @@ impl<'g> Matrix<'g> {
     pub fn of_f32(&self, x: Tensor<'g>) -> Tensor<'g> {
         self.planes.linear(x)
     }
-    /// Do so many tokens share what they read?
-    pub fn shares(&self, tokens: i64) -> bool {
-        tokens >= MANY && self.layout == Layout::Interleaved16
+    /// How many tokens of an expert go together where there are so many that they share what they read.
+    pub fn together(&self, tokens: i64) -> Option<i64> {
+        let shares = tokens >= MANY && self.layout == Layout::Interleaved16;
+        self.numbers.halves(tokens).map(Unit::together).or(shares.then_some(ops::TILE))
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {

@@ -37,6 +37,7 @@ impl Default for InterpTarget {
             local_bytes: 1 << 20,
             dot4: true,
             tile: false,
+            mma: false,
             transcendental: true,
         };
         InterpTarget { caps }

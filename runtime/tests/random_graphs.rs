@@ -129,6 +129,7 @@ fn interpreted_as_a_gpu() {
         local_bytes: 48 << 10,
         dot4: true,
         tile: false,
+        mma: true,
         transcendental: true,
     };
     check(&InterpDevice::like(caps), 1000..1100, 1);

@@ -3,7 +3,7 @@
 
 use compiler::codegen::Caps;
 use compiler::quant::Layout;
-use compiler::table::{Case, cases};
+use compiler::table::{Case, Form, cases};
 use runtime::check::check;
 use runtime::cpu::{CpuDevice, Options, Tier};
 use runtime::device::Device;
@@ -46,10 +46,12 @@ fn small_rows_interpreted_as_on_a_gpu() {
         local_bytes: 48 << 10,
         dot4: true,
         tile: false,
+        mma: true,
         transcendental: true,
     };
     let device = InterpDevice::like(caps);
-    for case in cases(4).iter().filter(|c| c.cols <= 768 && c.tokens <= 2) {
+    let small = |c: &&Case| c.cols <= 768 && c.tokens <= 2 || c.form == Form::Half && c.rows == 1;
+    for case in cases(4).iter().filter(small) {
         check(&[&device], Layout::Rows, case, 1, 1).unwrap_or_else(|e| panic!("{e}"));
     }
 }

@@ -5,7 +5,7 @@
 //! common, because equal nodes are one node.
 
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
-use crate::kernel::{Illegal, Scheduled, byte_factors};
+use crate::kernel::{Illegal, Scheduled, byte_factors, mma};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, sum::affine};
 use crate::scalar::Fold;
@@ -20,7 +20,11 @@ pub fn expand<'g>(s: &Scheduled<'g>) -> Result<Vec<Vec<Ex<'g>>>, Illegal> {
         .stages
         .iter()
         .map(|stage| {
-            let store = unroll_folds(g, stage.store)?;
+            let store = unroll_folds(g, stage.store, s.warp.map(|w| w.part))?;
+            let store = match s.warp {
+                Some(warp) => mma::fragments(g, store, warp)?,
+                None => store,
+            };
             let store = match s.tile {
                 Some(m) if topo(&[store]).contains(&m) => tile(g, store, m)?,
                 _ => store,
@@ -59,12 +63,14 @@ fn copies<'g>(g: &'g Graph, roots: &[Ex<'g>], ranges: &[Ex<'g>]) -> Result<Vec<E
     Ok(out)
 }
 
-fn unroll_folds<'g>(g: &'g Graph, store: Ex<'g>) -> Result<Ex<'g>, Illegal> {
+/// `kept` is left as it is.
+fn unroll_folds<'g>(g: &'g Graph, store: Ex<'g>, kept: Option<Ex<'g>>) -> Result<Ex<'g>, Illegal> {
     let mut error = None;
     let new = rebuild(&[store], |e, args| {
         let Op::Fold(fold, n) = e.op() else { return e.with_args(&args) };
         let (bodies, over) = args.split_at(n as usize);
-        let (unrolled, kept): (Vec<Ex>, Vec<Ex>) = over.iter().partition(|r| is_copied(**r));
+        let (unrolled, kept): (Vec<Ex>, Vec<Ex>) =
+            over.iter().partition(|r| is_copied(**r) && Some(**r) != kept);
         if unrolled.is_empty() {
             return e.with_args(&args);
         }

@@ -380,6 +380,10 @@ impl<'g> Linearizer<'g> {
                 self.push(Inst::Gather { dst, mem, index, gate });
                 return dst;
             }
+            Op::Mma => {
+                let acc = self.value(e.arg(0));
+                return self.mma(acc, e);
+            }
             Op::TileDot(stride) => {
                 let (index, offset) = self.index(e.arg(1));
                 let b: Vec<Reg> = e.args()[2..].iter().map(|&b| self.value(b)).collect();
@@ -509,11 +513,20 @@ impl<'g> Linearizer<'g> {
                 let (a, b) = (self.value(body.arg(1)), self.value(body.arg(2)));
                 self.op(t, linear::Op::Dot4, &[acc, a, b])
             }
+            Op::Mma if fold == Fold::Sum && !seen && is_zero(body.arg(0)) => self.mma(acc, body),
             _ => {
                 let b = self.value(body);
                 self.binary(fold.binary(), acc, b)
             }
         }
+    }
+
+    /// The product of a node added to `acc`.
+    fn mma(&mut self, acc: Reg, e: Ex<'g>) -> Reg {
+        let [first, second, b] = [1, 2, 3].map(|i| self.value(e.arg(i)));
+        let dst = self.out.reg(e.dtype());
+        self.push(Inst::Mma { dst, acc, a: [first, second], b });
+        dst
     }
 
     /// Folds over the threads of one range; every thread gets the result.
@@ -565,6 +578,10 @@ impl<'g> Linearizer<'g> {
         }
         sums
     }
+}
+
+fn is_zero(e: Ex) -> bool {
+    e.as_bits() == Some(Bits::float(0.0))
 }
 
 fn is_loop(range: Ex) -> bool {

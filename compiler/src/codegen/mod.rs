@@ -24,6 +24,8 @@ pub struct Caps {
     pub dot4: bool,
     /// 16×16 integer tile products: AMX.
     pub tile: bool,
+    /// 16×8 sums of products of bf16 by 32 neighbouring threads.
+    pub mma: bool,
     /// exp2 and log2 are instructions and need not be expanded to polynomials.
     pub transcendental: bool,
 }

@@ -3,6 +3,7 @@
 //! A `Fold` runs its bodies for every round of its ranges, in order. Within one call every node is computed once for
 //! each value of the ranges it depends on, and nodes that no round reaches are never computed.
 
+use super::mma;
 use crate::dtype::{Bits, Scalar};
 use crate::graph::{Ex, Id, Op};
 use crate::hash::IdMap;
@@ -67,8 +68,11 @@ impl<'a, 'e> Evaluation<'a, 'e> {
             }
             let here = stack.len();
             // A fold computes its bodies itself, a load its index only if the gate is open, and a tile is never
-            // computed as a whole.
-            let own = matches!(e.op(), Op::Fold(..) | Op::Load | Op::LoadLanes | Op::Range(..) | Op::TileRow);
+            // computed as a whole. What other threads hold is computed in their place.
+            let own = matches!(
+                e.op(),
+                Op::Fold(..) | Op::Load | Op::LoadLanes | Op::Range(..) | Op::TileRow | Op::Mma
+            );
             if !own {
                 stack.extend(e.args().into_iter().filter(|a| !self.values.contains_key(&a.id)));
             }
@@ -91,6 +95,7 @@ impl<'a, 'e> Evaluation<'a, 'e> {
                 return self.fold(e, fold, &args[..bodies as usize], &args[bodies as usize..]);
             }
             Op::TileRow => return self.tile_row(args[0], args[1], lanes),
+            Op::Mma => return self.mma(&args),
             Op::Range(i, _) => {
                 let v = self.env.ranges.get(&e.id).unwrap_or_else(|| panic!("range {i} has no value"));
                 return vec![Bits::int(*v)];
@@ -152,6 +157,19 @@ impl<'a, 'e> Evaluation<'a, 'e> {
             out.iter_mut().zip(b.chunks(inputs)).for_each(|(acc, b)| *acc = dot(*acc, b, &a));
         }
         out
+    }
+
+    /// What the thread that the last argument names gets of a product with 31 others.
+    fn mma(&mut self, args: &[Ex]) -> Vec<Bits> {
+        let &[acc, first, second, b, thread] = args else { panic!("a product of {} parts", args.len()) };
+        let own = self.scalar(thread).as_int();
+        let acc = self.eval(acc);
+        let sums = mma(own as usize, &acc, |part, t| {
+            self.env.ranges.insert(thread.id, t as i64);
+            Evaluation::new(self.env, self.ranges).eval([first, second, b][part]).to_vec()
+        });
+        self.env.ranges.insert(thread.id, own);
+        sums
     }
 
     /// Lanes whose gate is false read nothing; a scalar gate covers all lanes.

@@ -4,6 +4,7 @@
 //! next instruction. What would make another order give another result (a race, a barrier some threads miss) panics,
 //! as does an access out of bounds.
 
+use super::mma;
 use super::race::{Point, Shadow};
 use crate::dtype::{Bits, Scalar};
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
@@ -180,6 +181,22 @@ impl<'a> Machine<'a> {
                             self.result.push(folded);
                         }
                         group.for_each(|t| self.set(*dst, t));
+                    }
+                }
+                Inst::Mma { dst, acc, a, b } => {
+                    for group in (0..active.len()).step_by(32) {
+                        match active[group..group + 32].iter().filter(|a| **a).count() {
+                            0 => continue,
+                            32 => {}
+                            _ => return Err("some threads of a group are inactive".into()),
+                        }
+                        let parts = [a[0], a[1], *b];
+                        let held = |part: usize, t: usize| self.get(parts[part], group + t).to_vec();
+                        let sums: Vec<_> = (0..32).map(|t| mma(t, self.get(*acc, group + t), held)).collect();
+                        for (t, own) in sums.into_iter().enumerate() {
+                            self.result = own;
+                            self.set(*dst, group + t);
+                        }
                     }
                 }
                 Inst::TileZero { n } => self.tiles = vec![[0.0; 256]; *n],

@@ -187,11 +187,13 @@ impl<'g> Proposal<'g, '_> {
     fn together(&mut self, stage: usize, store: Ex<'g>, wide: i64) {
         let along = |a: &Axis| affine(store.arg(1), &[a.range]).map_or(0, |(_, s)| s[0]);
         let outs = self.outs(stage);
-        let Some((short, n)) = outs.iter().find(|(_, a)| along(a) == 1).and_then(|(i, a)| Some((*i, a.extent()?)))
+        let Some((short, n)) =
+            outs.iter().find(|(_, a)| along(a) == 1).and_then(|(i, a)| Some((*i, a.extent()?)))
         else {
             return;
         };
-        let around = outs.iter().find(|(_, a)| along(a) == n && a.extent().is_some_and(|e| e * n % wide == 0));
+        let around =
+            outs.iter().find(|(_, a)| along(a) == n && a.extent().is_some_and(|e| e * n % wide == 0));
         if let Some(&(i, _)) = around.filter(|_| n > 1 && wide % n == 0)
             && self.put(Action::Vector, i, (wide / n) as usize)
         {
@@ -207,7 +209,8 @@ impl<'g> Proposal<'g, '_> {
         let (single, loads) = (stages.len() == 1, summed(stages[stage].store));
         let wide = self.caps.vector_bytes == 64;
         let few = |a: &Axis| a.extent().filter(|e| (2..=32).contains(e));
-        let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| single && shared(&loads, a)).collect();
+        let outs: Vec<_> =
+            self.outs(stage).into_iter().filter(|(_, a)| single && shared(&loads, a)).collect();
         let Some((i, n)) = outs.iter().find_map(|(i, a)| Some((*i, few(a)?))) else { return };
         let vectors = outs.iter().any(|(o, a)| *o == lanes && a.extent().is_some_and(|e| e % SIDE == 0));
         let tile = divisor(n, if wide { 5 } else { 2 });

@@ -6,6 +6,7 @@
 
 pub mod heuristic;
 mod keep;
+pub mod mma;
 pub mod search;
 pub mod split;
 mod tiles;
@@ -56,6 +57,9 @@ pub enum Action {
     /// Weights that this output axis shares are unpacked once, into local memory; where products are of bf16, the axis
     /// goes through a tile unit. Comes first; the axes are numbered anew.
     Keep,
+    /// Tokens along an output axis go through a warp's matrix unit, the inputs along the reduction `n` being divided among
+    /// threads.
+    Mma,
     /// An output axis that chooses by segments: the segments outside, the elements of one inside.
     Segment,
     /// Exchanges the axis with axis `n` of the same kind: loop order.
@@ -65,11 +69,11 @@ pub enum Action {
 }
 
 impl Action {
-    pub const ALL: [Action; 15] = {
+    pub const ALL: [Action; 16] = {
         use Action::*;
         [
-            Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Split, Keep, Segment,
-            Swap, Prefetch,
+            Grid, Local, Group, GroupTop, Lane, Upcast, Unroll, Vector, Dot4, Tile, Split, Keep, Mma,
+            Segment, Swap, Prefetch,
         ]
     };
     pub fn on(self, axis: usize, n: usize) -> Opt {
@@ -139,6 +143,8 @@ pub struct Scheduled<'g> {
     pub prefetch: i64,
     /// The 16-wide output range that a tile instruction covers.
     pub tile: Option<Ex<'g>>,
+    /// The ranges of a warp's product.
+    pub warp: Option<mma::Warp<'g>>,
     /// The inner ranges of dot products: lanes, but consumed by the instruction.
     fours: Vec<Ex<'g>>,
     /// What runs behind it where a sum is split, and the memory between the two.
@@ -185,6 +191,7 @@ impl<'g> Scheduled<'g> {
             kernel,
             prefetch: 0,
             tile: None,
+            warp: None,
             fours: vec![],
             then: None,
         }
@@ -222,6 +229,9 @@ impl<'g> Scheduled<'g> {
         }
         if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
             refuse!("{opt}: the stages share local memory, which holds one row");
+        }
+        if self.warp.is_some() && matches!(opt.action, Action::Lane | Action::Vector | Action::Dot4) {
+            refuse!("{opt}: a warp's products have the lanes");
         }
         match opt.action {
             Action::Grid if reduce => refuse!("{opt}: a reduction cannot be spread over the grid"),
@@ -283,6 +293,8 @@ impl<'g> Scheduled<'g> {
                 false => refuse!("{opt}: wants a tile unit"),
             },
             Action::Keep => self.keep(opt.axis as usize)?,
+            Action::Mma if reduce || !caps.mma => refuse!("{opt}: wants an output axis and the unit"),
+            Action::Mma => self.mma(opt.axis as usize, opt.n as usize)?,
             Action::Segment if reduce || threads || !single => {
                 refuse!("{opt}: wants an output axis of one stage, and a CPU")
             }
@@ -321,7 +333,8 @@ impl<'g> Scheduled<'g> {
         let mut axes = of(Kind::Lane);
         let nest: Vec<Ex> = self.kernel.rows.iter().chain(&self.kernel.stages[s].outs).copied().collect();
         let mut outs = of(Kind::Local);
-        outs.sort_by_key(|a| std::cmp::Reverse(position(&nest, a.range)));
+        let warp = self.warp.map(|w| w.thread);
+        outs.sort_by_key(|a| (Some(a.range) != warp, std::cmp::Reverse(position(&nest, a.range))));
         axes.extend(outs);
         axes.extend(of(Kind::Group));
         let mut seen = HashSet::new();
@@ -539,6 +552,12 @@ impl<'g> Scheduled<'g> {
             axes: self.axes.iter().map(|a| Axis { range: new(a.range), role: a.role }).collect(),
             prefetch: self.prefetch,
             tile: self.tile.map(new),
+            warp: self.warp.map(|w| mma::Warp {
+                thread: new(w.thread),
+                half: new(w.half),
+                side: new(w.side),
+                part: new(w.part),
+            }),
             fours: self.fours.iter().map(|&r| new(r)).collect(),
             then: self.then.clone(),
         }

@@ -58,6 +58,10 @@ fn offers(s: &Scheduled) -> Vec<Opt> {
         for j in i + 1..s.axes.len() {
             out.push(Action::Swap.on(i, j));
         }
+        let summed = |j: &usize| matches!(s.axes[*j].role, Role::Reduce(_));
+        if !summed(&i) {
+            out.extend((0..s.axes.len()).filter(summed).map(|j| Action::Mma.on(i, j)));
+        }
     }
     out.extend(
         [0, 8, 16, 32, 64, 128]

@@ -51,14 +51,14 @@ enum Tokens<'g> {
 }
 
 /// A sum of products: the fold, what depends on the tokens, what does not, and the ranges summed over.
-struct Product<'g> {
+pub(super) struct Product<'g> {
     fold: Ex<'g>,
-    tokens: Ex<'g>,
-    weights: Ex<'g>,
-    over: Vec<Ex<'g>>,
+    pub tokens: Ex<'g>,
+    pub weights: Ex<'g>,
+    pub over: Vec<Ex<'g>>,
 }
 
-fn products<'g>(store: Ex<'g>, across: Ex<'g>) -> Option<Vec<Product<'g>>> {
+pub(super) fn products<'g>(store: Ex<'g>, across: Ex<'g>) -> Option<Vec<Product<'g>>> {
     let folds = topo(&[store]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
     let (halves, others): (Vec<Ex>, Vec<Ex>) = folds.partition(|e| half_factors(e.arg(0)).is_some());
     // Other sums are finished with the rest, unless they are of such products.
@@ -84,7 +84,7 @@ pub fn sums_tiles<'g>(store: Ex<'g>, across: Ex<'g>) -> bool {
     enough && products(store, across).is_some()
 }
 
-fn multiple(extent: Ex, of: i64) -> bool {
+pub(super) fn multiple(extent: Ex, of: i64) -> bool {
     simplify1(extent % of).as_int() == Some(0)
 }
 

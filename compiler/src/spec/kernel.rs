@@ -60,7 +60,7 @@ pub fn check(kernel: &Kernel, stages: &[Vec<Ex>], level: Level) -> Result<(), Vi
 
 fn node(e: Ex, level: Level) -> Check {
     let (n, args) = (e.node(), e.args());
-    ensure(n.dtype.lanes == 1 || level == Level::Vectorised, || format!("{} before vectors", n.dtype))?;
+    ensure(n.dtype.lanes == 1 || level > Level::Kernel, || format!("{} before vectors", n.dtype))?;
     ensure(n.dtype.lanes > 0, || "no lanes".into())?;
     if let Some(op) = linear::Op::of(n.op) {
         return elementwise(e, &op);
@@ -98,6 +98,17 @@ fn node(e: Ex, level: Level) -> Check {
             ensure(is_index(args[1]), || format!("index is {}", args[1].dtype()))
         }
         Op::TileDot(_) => tile(e, &args, level),
+        Op::Mma => {
+            let [acc, first, second, b, thread] = args[..] else { return Err("five arguments".into()) };
+            let threads =
+                matches!(thread.op(), Op::Range(_, Kind::Local)) && thread.arg(0).as_int() == Some(32);
+            ensure(threads, || "a product of 32 threads".into())?;
+            let sums = Scalar::F32.vec(4);
+            ensure(n.dtype == sums && acc.dtype() == sums, || format!("sums are {sums}"))?;
+            let inputs = Scalar::BF16.vec(4);
+            let held = [first, second, b].iter().all(|e| e.dtype() == inputs);
+            ensure(held && level > Level::Kernel, || format!("each thread holds {inputs}"))
+        }
         Op::Segment => {
             let ints = args.len() == 3 && args.iter().all(|a| a.dtype() == DType::I32);
             ensure(ints && level == Level::Kernel, || "a segment and its place, before expansion".into())
@@ -161,6 +172,7 @@ fn tile(e: Ex, args: &[Ex], level: Level) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::Bits;
     use crate::graph::Graph;
     use crate::pipeline;
     use crate::scalar::Fold;
@@ -188,10 +200,11 @@ mod tests {
         let r = g.new_range(g.int(8), Kind::Serial);
         let load = |i| g.make(Op::Load, DType::F32, &[x, i]);
         let store = |v: Ex<'_>| g.make(Op::Store, DType::F32, &[x, r, g.ex(v.id)]);
-        let why = |rows: &[Ex], store: Ex| {
+        let why_at = |level: Level, rows: &[Ex], store: Ex| {
             let (rows, store): (Vec<Ex>, _) = (rows.iter().map(|r| g.ex(r.id)).collect(), g.ex(store.id));
-            check(&kernel(&g, &rows, store), &[vec![store]], Level::Expanded).expect_err("illegal").why
+            check(&kernel(&g, &rows, store), &[vec![store]], level).expect_err("illegal").why
         };
+        let why = |rows: &[Ex], store: Ex| why_at(Level::Expanded, rows, store);
         assert_eq!(why(&[], store(load(r))), "depends on a range that is neither row nor output");
         assert_eq!(why(&[r], load(r)), "a stage ends in stores");
         let at = g.make(Op::At(x.id), DType::F32, &[r]);
@@ -206,6 +219,11 @@ mod tests {
         let gated = g.make(Op::Load, DType::F32, &[x, r, r]);
         assert_eq!(why(&[r], store(gated)), "a gate of i64 for f32");
         let wide = g.make(Op::Load, Scalar::F32.vec(4), &[x, r]);
-        assert_eq!(why(&[r], store(wide)), "f32x4 before vectors");
+        assert_eq!(why_at(Level::Kernel, &[r], store(wide)), "f32x4 before vectors");
+        let (sums, held) =
+            (g.constant(Scalar::F32.vec(4), Bits(0)), g.constant(Scalar::BF16.vec(4), Bits(0)));
+        let mma = |thread: Ex<'_>| g.make(Op::Mma, sums.dtype(), &[sums, held, held, held, g.ex(thread.id)]);
+        let first = |e: Ex<'_>| store(g.make(Op::Extract(0), DType::F32, &[g.ex(e.id)]));
+        assert_eq!(why(&[r], first(mma(r))), "a product of 32 threads");
     }
 }

@@ -172,6 +172,12 @@ impl Checker<'_> {
                     format!("width {width} is not a power of two that divides {threads} threads")
                 })
             }
+            Inst::Mma { dst, acc, a, b } => {
+                let threads = self.program.threads;
+                ensure(threads.is_multiple_of(32), || format!("{threads} threads are no groups of 32"))?;
+                [dst, acc].into_iter().try_for_each(|r| self.is(*r, Scalar::F32.vec(4)))?;
+                a.iter().chain([b]).try_for_each(|r| self.is(*r, Scalar::BF16.vec(4)))
+            }
             Inst::TileZero { n } => {
                 ensure(self.program.threads == 1, || "tiles belong to one thread".into())?;
                 ensure((1..=4).contains(n), || format!("{n} accumulators"))

@@ -23,6 +23,7 @@ pub const CPU: Caps = Caps {
     local_bytes: 1 << 14,
     dot4: true,
     tile: true,
+    mma: false,
     transcendental: false,
 };
 
@@ -34,6 +35,7 @@ pub const GPU: Caps = Caps {
     local_bytes: 1 << 14,
     dot4: true,
     tile: false,
+    mma: true,
     transcendental: true,
 };
 

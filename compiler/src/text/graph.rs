@@ -259,7 +259,7 @@ impl<'g> Parser<'g> {
 }
 
 /// Operations that hold nothing.
-const PLAIN: [Op; 24] = [
+const PLAIN: [Op; 25] = [
     Op::Iota,
     Op::Where,
     Op::Cast,
@@ -280,6 +280,7 @@ const PLAIN: [Op; 24] = [
     Op::Fma,
     Op::Dot4,
     Op::Pairs,
+    Op::Mma,
     Op::LoadLanes,
     Op::TileRow,
     Op::TileProduct,

@@ -176,6 +176,10 @@ impl<'a> Parser<'a> {
             let fold = c.token("a fold", |k| k.is_ascii_alphabetic(), |t| named(&Fold::ALL, t))?;
             return Ok(Inst::LaneReduce { dst, fold, src: self.used(c)?, width });
         }
+        if c.eat("mma ") {
+            let [acc, first, second, b] = [self.used(c)?, self.used(c)?, self.used(c)?, self.used(c)?];
+            return Ok(Inst::Mma { dst, acc, a: [first, second], b });
+        }
         let scalar = self.types[&dst.0].scalar;
         let value = |t: &str| op(t).or_else(|| Bits::parse(scalar, t).map(Op::Const));
         let op = c.token("an operation or a value", |k| !k.is_whitespace(), value)?;

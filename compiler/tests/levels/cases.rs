@@ -6,7 +6,7 @@
 use compiler::dtype::{DType, Scalar};
 use compiler::graph::{Graph, Op};
 use compiler::interp::tensor::Env;
-use compiler::ops::{self, Gate, Rope, Router};
+use compiler::ops::{self, Gate, Rope, Router, Unit};
 use compiler::quant::{Format, Layout};
 use compiler::rng::Rng;
 use compiler::table::{Built, Case, Fill, Form, fill};
@@ -32,6 +32,12 @@ pub const EXAMPLES: &[Example] = &[
     Example { name: "Q4_K linear", build: |g| linear(g, "Q4_K", 16, 1), symbols: &[] },
     Example { name: "Q6_K linear", build: |g| linear(g, "Q6_K", 19, 1), symbols: &[] },
     Example { name: "F16 linear", build: |g| linear(g, "F16", 16, 3), symbols: &[] },
+    Example { name: "Q4_0 half", build: |g| half(g, "Q4_0", 16, 128, 8), symbols: &[] },
+    Example { name: "Q5_0 half", build: |g| half(g, "Q5_0", 19, 32, 17), symbols: &[] },
+    Example { name: "F16 half", build: |g| half(g, "F16", 16, 64, 24), symbols: &[] },
+    Example { name: "scores", build: scores, symbols: &[("blocks", 1)] },
+    Example { name: "values", build: values, symbols: &[("blocks", 1)] },
+    Example { name: "gate and up of tiles", build: gated, symbols: &[] },
     Example {
         name: "gate and up",
         build: |g| experts(g, Form::GateUp { experts: 4, used: 2 }),
@@ -80,6 +86,49 @@ fn norm_quant(g: &Graph) -> Built<'_> {
 
 fn linear<'g>(g: &'g Graph, format: &str, rows: i64, tokens: i64) -> Built<'g> {
     Case::linear(Format::by_name(format).unwrap(), rows, 256, tokens).build(g, Layout::Interleaved16)
+}
+
+fn half<'g>(g: &'g Graph, format: &str, rows: i64, cols: i64, tokens: i64) -> Built<'g> {
+    let format = Format::by_name(format).unwrap();
+    Case { form: Form::Half, format, rows, cols, tokens }.build(g, Layout::Rows)
+}
+
+/// Two products of the same 16 tokens with weights that each tile chooses.
+fn gated(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let mut weights = |name: &str| {
+            let stored = Format::by_name("Q4_0").unwrap().inputs(g, name, &[3], 16, 32, Layout::Rows);
+            for (x, fill) in stored.0.into_iter().zip([Fill::Bits, Fill::Between(0.1, 1.0)]) {
+                b.add(x, fill);
+            }
+            stored.1
+        };
+        let (gate, up) = (weights("gate"), weights("up"));
+        let expert = b.add(g.input("expert", DType::I32, [1]), Fill::Ints(0, 2));
+        let x = ops::halved(b.f32("x", &[1, 16, 32]) * 0.1, Unit::Warp);
+        vec![gate.gather(expert).linear_half(x).silu() * up.gather(expert).linear_half(x)]
+    })
+}
+
+/// Scores of two heads against as many rows of a cache as there are.
+fn scores(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let length = g.symbol("blocks", (1, 3)) * 32;
+        let cache = b.add(g.input("cache", DType::F16, [96, 2, 32]), Fill::Normal(1.0));
+        let keys = cache.slice_dim(0, g.int(0), length).move_axis(-3, -2).cast(Scalar::F32);
+        vec![ops::linear_half(ops::halved(b.f32("q", &[2, 16, 32]), Unit::Warp), keys) * 0.125]
+    })
+}
+
+/// Sums of the rows of a cache by weights.
+fn values(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let length = g.symbol("blocks", (1, 3)) * 32;
+        let cache = b.add(g.input("cache", DType::F16, [96, 1, 32]), Fill::Normal(1.0));
+        let values = cache.slice_dim(0, g.int(0), length).move_axis(-3, -1).cast(Scalar::F32);
+        let weights = b.add(g.input("weights", DType::F32, [g.int(1), g.int(16), length]), Fill::Normal(1.0));
+        vec![ops::linear_half(ops::halved(weights, Unit::Warp), values)]
+    })
 }
 
 fn experts(g: &Graph, form: Form) -> Built<'_> {

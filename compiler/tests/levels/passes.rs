@@ -12,8 +12,10 @@ use compiler::kernel::split::phases;
 use compiler::kernel::{Action, Opt, Scheduled, heuristic, search, show};
 use compiler::linear::Linear;
 use compiler::pipeline::{self, Ir};
+use compiler::quant::{Format, Layout};
 use compiler::rng::Rng;
-use compiler::schedule::{Kernel, buffer_bytes};
+use compiler::schedule::{Grain, Kernel, buffer_bytes};
+use compiler::table::{Case, Form};
 use compiler::tensor::Tensor;
 use compiler::testing::CPU;
 
@@ -24,6 +26,7 @@ const GPU: Caps = Caps {
     local_bytes: 48 << 10,
     dot4: true,
     tile: false,
+    mma: true,
     transcendental: true,
 };
 
@@ -115,7 +118,7 @@ fn check_program<'g>(
 ) {
     let want = eval(outputs, env);
     for caps in caps {
-        let program = pipeline::schedule(g, outputs, compiler::schedule::Grain::of(caps));
+        let program = pipeline::schedule(g, outputs, Grain::of(caps));
         let mut memory: Memory = env.buffers.clone();
         for kernel in &program.kernels {
             let before = memory.clone();
@@ -148,4 +151,39 @@ fn every_pass_preserves_the_meaning() {
         check_program(&g, &built.outputs, &env, &[CPU, GPU], 2, &mut rng);
         println!("{}: {:?}", example.name, start.elapsed());
     }
+}
+
+/// Whatever the search may put behind a warp's product.
+#[test]
+fn options_behind_a_product_preserve_the_meaning() {
+    let (g, mut rng) = (Graph::new(), Rng::new(3));
+    let format = Format::by_name("Q4_0").unwrap();
+    let built = Case { form: Form::Half, format, rows: 64, cols: 256, tokens: 16 }.build(&g, Layout::Rows);
+    let env = environment(&built, &[], &mut rng);
+    let program = pipeline::schedule(&g, &built.outputs, Grain::of(&GPU));
+    let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
+    let mut want: Memory = env.buffers.clone();
+    run(kernel, &mut want, &env.symbols);
+    let mut first = heuristic::propose(kernel, &GPU);
+    let at = first.iter().position(|o| o.action == Action::Mma).expect("a product of a warp");
+    first.truncate(at + 1);
+    let mut tried = 0;
+    for _ in 0..40 {
+        let mut opts = first.clone();
+        let mut s = Scheduled::new(kernel.clone()).apply_all(&opts, &GPU).unwrap();
+        for _ in 0..rng.below(5) {
+            let choices = search::moves(&s, &GPU);
+            let o = *rng.choose(&choices);
+            s.apply(o, &GPU).expect("moves apply");
+            opts.push(o);
+        }
+        let Ok(linear) = pipeline::compile(kernel, &opts, &GPU) else { continue };
+        let mut memory = env.buffers.clone();
+        run_linear(&linear, kernel, &mut memory, &env);
+        let out = program.outputs[0];
+        compare(&array(out, &memory, &env), &array(out, &want, &env), 2e-5)
+            .unwrap_or_else(|why| panic!("{}: {why}\n{linear}", show(&opts)));
+        tried += 1;
+    }
+    assert!(tried > 20, "{tried} schedules compiled");
 }

@@ -135,6 +135,7 @@ impl Machine<'_> {
             match ins.op[0].as_str() {
                 "ret" => return,
                 "bar" => {}
+                "mma" => threads.chunks_mut(32).for_each(|warp| mma(warp, &ins.args)),
                 _ => {
                     let [Operand::Reg(dst), Operand::Reg(src), Operand::Imm(distance), ..] = &ins.args[..]
                     else {
@@ -153,7 +154,7 @@ impl Machine<'_> {
     fn run_until_meeting(&mut self, t: &mut Thread) {
         loop {
             let ins = &self.kernel.code[t.pc];
-            if matches!(ins.op[0].as_str(), "ret" | "bar" | "shfl") {
+            if matches!(ins.op[0].as_str(), "ret" | "bar" | "shfl" | "mma") {
                 return;
             }
             let active = ins.guard.is_none_or(|p| t.regs[p] != 0);
@@ -245,6 +246,28 @@ impl Machine<'_> {
             _ => &mut self.buffers[which - 1],
         };
         &mut memory[start..start + size]
+    }
+}
+
+/// m16n8k16 of bf16, the fragments as the PTX manual has them: thread 4g + t has of A the pairs at (g, 2t), (g + 8, 2t),
+/// (g, 2t + 8), (g + 8, 2t + 8), of B those at (2t, g), (2t + 8, g), of C (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+fn mma(warp: &mut [Thread], operands: &[Operand]) {
+    let [d, a, b, c] = [0, 1, 2, 3].map(|i| registers(&operands[i]));
+    let half = |word: u64, i: usize| bf16::from_bits((word >> (16 * i)) as u16).to_f32();
+    let of_a = |w: &[Thread], row: usize, k: usize| {
+        half(w[4 * (row % 8) + k % 8 / 2].regs[a[row / 8 + 2 * (k / 8)]], k % 2)
+    };
+    let of_b = |w: &[Thread], k: usize, n: usize| half(w[4 * n + k % 8 / 2].regs[b[k / 8]], k % 2);
+    let mut sums = vec![];
+    for t in 0..32 {
+        for (i, c) in c.iter().enumerate() {
+            let (row, column) = (t / 4 + 8 * (i / 2), 2 * (t % 4) + i % 2);
+            let start = f32::from_bits(warp[t].regs[*c] as u32);
+            sums.push((0..16).fold(start, |s, k| s + of_a(warp, row, k) * of_b(warp, k, column)));
+        }
+    }
+    for (t, sums) in warp.iter_mut().zip(sums.chunks(4)) {
+        d.iter().zip(sums).for_each(|(d, s)| t.regs[*d] = s.to_bits() as u64);
     }
 }
 

@@ -4,16 +4,18 @@ mod emulator;
 
 use compiler::codegen::ptx::{Ptx, dynamic_shared};
 use compiler::codegen::{Code, Target};
-use compiler::dtype::DType;
-use compiler::graph::Graph;
+use compiler::dtype::{Bits, DType};
+use compiler::graph::{Ex, Graph};
 use compiler::interp::{self, tensor::Array};
 use compiler::kernel::{Action, heuristic, show};
-use compiler::linear::Linear;
+use compiler::linear::{Inst, Linear};
+use compiler::ops::{self, Unit};
+use compiler::pipeline;
+use compiler::quant::{Format, Layout};
 use compiler::rng::Rng;
 use compiler::schedule::{Grain, buffer_bytes};
-use compiler::table::{Fill, fill};
+use compiler::table::{Case, Fill, Form, fill};
 use compiler::testing::{self, cases};
-use compiler::{ops, pipeline};
 use std::process::{Command, Stdio};
 
 fn emit(sm: u32, program: &Linear) -> String {
@@ -92,6 +94,63 @@ fn a_kernel_of_stages_runs_as_interpreted() {
     }
 }
 
+/// Kernels of many tokens, which go through the matrix unit, with what they read.
+fn products() -> Vec<(Linear, Vec<Vec<u8>>)> {
+    let caps = Ptx::new(80).caps();
+    let case = |form, format, rows, cols, tokens| {
+        let format = Format::by_name(format).unwrap();
+        let (g, mut rng) = (Graph::new(), Rng::new(7));
+        let mut built = Case { form, format, rows, cols, tokens }.build(&g, Layout::Rows);
+        if rows % 128 == 0 {
+            // The next product's activations: rows that lie apart by eight.
+            built.outputs[0] = ops::halved(built.outputs[0], Unit::Warp);
+        }
+        let program = pipeline::schedule(&g, &built.outputs, Grain::of(&caps));
+        let compiled = program.kernels.iter().map(|k| {
+            let linear = pipeline::compile(k, &heuristic::propose(k, &caps), &caps).unwrap();
+            let contents = |(b, _): &(Ex, bool)| {
+                let input = built.inputs.iter().find(|(t, _)| t.0 == *b);
+                let n: i64 = b.dims().iter().map(|d| d.as_int().unwrap()).product();
+                fill(b.dtype(), n as usize, input.map_or(Fill::Between(0.0, 0.5), |i| i.1), &mut rng)
+            };
+            let buffers = k.buffers().iter().map(contents).collect();
+            (linear, buffers)
+        });
+        compiled.filter(|(l, _)| l.code.iter().any(|i| matches!(i, Inst::Mma { .. }))).collect::<Vec<_>>()
+    };
+    let grouped = Form::Grouped { experts: 3, used: 2 };
+    let all = [
+        case(Form::Half, "Q4_0", 64, 256, 64),
+        case(Form::Half, "Q4_0", 40, 96, 33),
+        case(Form::Half, "Q4_0", 128, 64, 16),
+        case(Form::Half, "Q6_K", 32, 256, 16),
+        case(Form::Half, "Q4_K", 19, 256, 48),
+        case(Form::Half, "F16", 16, 64, 24),
+        case(grouped, "Q4_0", 48, 128, 20),
+    ];
+    assert!(all.iter().all(|kernels| kernels.len() == 1), "one kernel of each case is a product");
+    all.into_iter().flatten().collect()
+}
+
+#[test]
+fn products_run_as_interpreted() {
+    for (program, buffers) in products() {
+        let mut want = buffers.clone();
+        interp::linear::run(&program, &mut want, &[]);
+        let got = emulate(&program, &buffers, &[]);
+        let written = program.buffers.iter().position(|b| b.1).unwrap();
+        let t = program.buffers[written].0;
+        let floats =
+            |b: &[u8]| b.chunks_exact(t.bytes()).map(|c| Bits::read(t.scalar, c).as_float()).collect();
+        let [got, want]: [Vec<f32>; 2] = [floats(&got[written]), floats(&want[written])];
+        let bound = if t == DType::BF16 { 1e-2 } else { 1e-5 };
+        let most = want.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let far = got.iter().zip(&want).position(|(g, w)| (g - w).abs() > bound * most || g.is_nan());
+        assert_eq!(far, None, "{program}\n{}", emit(80, &program));
+        assert!(most > 0.0);
+    }
+}
+
 /// Kernels in one call of the assembler, which takes most of its time to start.
 const BATCH: usize = 200;
 
@@ -114,7 +173,8 @@ fn everything_assembles() {
     for sm in [80, 90] {
         let (mut batch, mut count) = (String::new(), 0);
         let random = (0..300).map(|seed| testing::random_program(&mut Rng::new(seed), &testing::GPU, 30).0);
-        let all = cases::all(128).into_iter().map(|c| c.program).chain(random);
+        let products = products().into_iter().map(|p| p.0);
+        let all = cases::all(128).into_iter().map(|c| c.program).chain(random).chain(products);
         for (i, mut program) in all.enumerate() {
             program.name = format!("{}_{i}", program.name);
             let text = emit(sm, &program);

@@ -33,7 +33,7 @@ fn build<'g>(
     positions: &[i64],
 ) -> ([Tensor<'g>; 2], Env) {
     let c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
-    let numbers = Numbers { activations, tiles: false, spread: true };
+    let numbers = Numbers { activations, unit: None, spread: true };
     let (t, mut rng, mut env) = (positions.len() as i64, Rng::new(7), Env::default());
     let at = Place::new(g, &c, t, ROWS, numbers, reach);
     let mut input = |name: &str, dims: &[i64], like: DType| {

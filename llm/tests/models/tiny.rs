@@ -3,6 +3,7 @@
 use super::*;
 use compiler::codegen::Target;
 use compiler::codegen::ptx::Ptx;
+use compiler::linear::Inst;
 use runtime::interp::InterpDevice;
 
 /// Folder, file, largest error and divergence of the long sequence.
@@ -134,6 +135,29 @@ fn the_interpreter_agrees_as_on_a_gpu() {
         let tokens = &e.tokens("seq0")[..3];
         let got: Vec<f32> = tokens.iter().flat_map(|&t| m.feed(&[t]).unwrap()).collect();
         exact(file, &got, &e.logits("seq0")[..got.len()], e.vocab, 1e-3, 1e-7);
+    }
+}
+
+/// A prompt on a GPU with a matrix unit: products in bf16, experts by tiles of tokens, attention.
+#[test]
+fn the_interpreter_agrees_as_a_gpu() {
+    let caps = Ptx::new(80).caps();
+    for (name, kind) in [("q_llama", "q8_0"), ("q_glm4_moe_lite", "q4_k_m")] {
+        let e = Expected::of(&format!("tiny_quant/{name}"));
+        let file = packed_model(&format!("tiny_quant/{name}/{name}.{kind}.gguf"));
+        let tokens = &e.tokens("seq0")[..17];
+        let mut m = load(Arc::new(InterpDevice::like(caps)), file, 32, Activations::Int8);
+        let mut on_the_unit = |tokens: usize| {
+            let product = |i: &Inst| matches!(i, Inst::Mma { .. });
+            let kernels = m.kernels(tokens).unwrap();
+            kernels.iter().filter(|(k, _)| k.program.linear().code.iter().any(product)).count()
+        };
+        assert_eq!(on_the_unit(1), 0, "{name}: one token is as it was");
+        assert!(on_the_unit(17) >= 6, "{name}: projections, scores, values, feed forward");
+        let got = m.feed(tokens).unwrap();
+        let want = &e.logits(&format!("{name}.{kind}.seq0"))[16 * e.vocab..17 * e.vocab];
+        let d = distance(&got, want, e.vocab);
+        assert!(d.max <= 0.8 && d.mean <= 0.12 && d.kl <= 0.03 && d.cosine >= 0.996, "{name}: {d:?}");
     }
 }
 

@@ -75,7 +75,10 @@ impl Emitter<'_> {
             Op::Cast => match (from, t) {
                 // A 32-bit register may hold an index.
                 (_, DType::I64) if from.scalar.is_int() && self.fact(dst).fits_i32() => v[0].clone(),
-                _ => self.cast(from, t, &v[0]),
+                _ => match self.bytes.behind(args[0], from).filter(|_| t.scalar == Scalar::F32) {
+                    Some(bytes) => self.floats_of_bytes(bytes),
+                    None => self.cast(from, t, &v[0]),
+                },
             },
             Op::Bitcast => self.bitcast(t, &v[0]),
             Op::Spread => {

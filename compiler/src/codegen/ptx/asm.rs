@@ -205,6 +205,12 @@ impl Asm {
         dst
     }
 
+    /// Emits `op` with operands of several registers each.
+    pub fn tuples(&mut self, op: &str, operands: &[&[Piece]]) {
+        let operands: Vec<_> = operands.iter().map(|t| tuple(t)).collect();
+        self.line(&format!("{op} {}", operands.join(", ")));
+    }
+
     /// `op dst, [at]`; several destinations make a vector load.
     pub fn load(&mut self, guard: Option<Piece>, op: &str, dst: &[Piece], at: Address) {
         self.line(&format!("{}{op} {}, {}", guard_text(guard), tuple(dst), bracket(at)));

@@ -249,6 +249,21 @@ impl Emitter<'_> {
         self.pack(&lanes, t)
     }
 
+    /// The unit wants the first two inputs of both rows, then the others.
+    pub(super) fn mma(&mut self, acc: Reg, [first, second]: [Reg; 2], b: Reg) -> Vec<Piece> {
+        let [first, second, b] = [first, second, b].map(|r| self.registers(r));
+        let acc = self.registers(acc);
+        let a = [first[0], second[0], first[1], second[1]];
+        let dst: Vec<Piece> = (0..4).map(|_| self.asm.fresh_r()).collect();
+        self.asm.tuples("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", &[&dst, &a, &b, &acc]);
+        dst
+    }
+
+    /// The value without constants among its registers.
+    fn registers(&mut self, r: Reg) -> Vec<Piece> {
+        self.value(r).into_iter().map(|p| self.asm.reg(p)).collect()
+    }
+
     /// The value in the thread whose number differs in the bits of `distance`.
     fn shuffle(&mut self, s: Scalar, p: Piece, distance: u32) -> Piece {
         if s == Scalar::I64 {

@@ -11,6 +11,7 @@
 
 mod arith;
 mod asm;
+mod bytes;
 mod facts;
 mod lanes;
 mod memory;
@@ -22,6 +23,7 @@ use crate::dtype::{DType, Scalar};
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use crate::scalar::Binary;
 use asm::{Asm, Piece};
+use bytes::Bytes;
 use facts::{Fact, facts};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -65,6 +67,7 @@ impl Target for Ptx {
             },
             dot4: true,
             tile: false,
+            mma: true,
             transcendental: true,
         }
     }
@@ -152,6 +155,7 @@ struct Emitter<'a> {
     values: Vec<Vec<Piece>>,
     /// Shifts of packed vectors whose masking is left to the `And` that uses them; the mask of one lane.
     unmasked: HashMap<Reg, u32>,
+    bytes: Bytes,
     /// Base address of each buffer (64 bits) and local (32 bits).
     globals: Vec<Piece>,
     locals: Vec<Piece>,
@@ -166,6 +170,7 @@ impl<'a> Emitter<'a> {
         let facts = facts(program);
         Emitter {
             unmasked: unmasked_shifts(program, &facts),
+            bytes: Bytes::new(program, &facts),
             program,
             asm: Asm::default(),
             facts,
@@ -223,6 +228,7 @@ impl<'a> Emitter<'a> {
 
     fn inst(&mut self, at: usize, inst: &Inst) {
         match inst {
+            Inst::Op { dst, .. } if self.bytes.unneeded(*dst) => {}
             Inst::Op { dst, op, args } => {
                 let value = self.op(*dst, *op, args);
                 self.set(*dst, value);
@@ -238,6 +244,10 @@ impl<'a> Emitter<'a> {
             Inst::Barrier => self.asm.line("bar.sync 0"),
             Inst::LaneReduce { dst, fold, src, width } => {
                 let value = self.lane_reduce(*src, *fold, *width);
+                self.set(*dst, value);
+            }
+            Inst::Mma { dst, acc, a, b } => {
+                let value = self.mma(*acc, *a, *b);
                 self.set(*dst, value);
             }
             Inst::TileDot { .. } | Inst::TileZero { .. } | Inst::TileMul { .. } | Inst::TileStore { .. } => {

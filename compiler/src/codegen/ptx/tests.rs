@@ -128,6 +128,66 @@ fn q4_0_matrix_vector() {
 }
 
 #[test]
+fn bytes_become_floats_without_integers() {
+    let code = "
+        %2: i64 = 4
+        %3: i64 = Mul %0 %2
+        %4: u8x4 = load g0[%3]
+        %5: i32x4 = Cast %4
+        %6: i32x4 = -8
+        %7: i32x4 = Add %5 %6
+        %8: f32x4 = Cast %7
+        store g1[%3] = %8";
+    insta::assert_snapshot!(body("buffer g0: u8\nbuffer g1: f32 written", code), @r"
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ctaid.x;
+    mul.lo.s32 %r3, %r1, 4;
+    mad.wide.s32 %rd5, %r3, 1, %rd2;
+    ld.global.nc.b32 %r4, [%rd5];
+    mov.b32 %r5, 0x4B000000;
+    prmt.b32 %r6, %r4, %r5, 0x7440;
+    add.rn.f32 %r7, %r6, 0fCB000008;
+    prmt.b32 %r8, %r4, %r5, 0x7441;
+    add.rn.f32 %r9, %r8, 0fCB000008;
+    prmt.b32 %r10, %r4, %r5, 0x7442;
+    add.rn.f32 %r11, %r10, 0fCB000008;
+    prmt.b32 %r12, %r4, %r5, 0x7443;
+    add.rn.f32 %r13, %r12, 0fCB000008;
+    mad.wide.s32 %rd6, %r3, 4, %rd4;
+    st.global.v4.b32 [%rd6], {%r7, %r9, %r11, %r13};
+    ");
+}
+
+#[test]
+fn product_of_a_warp() {
+    let code = "
+        %2: i64 = 4
+        %3: i64 = Mul %0 %2
+        %4: bf16x4 = load g0[%3]
+        %5: bf16x4 = load g0[%3 + 256]
+        %6: bf16x4 = load g0[%3 + 512]
+        %7: f32x4 = 0.0
+        %8: f32x4 = mma %7 %4 %5 %6
+        store g1[%3] = %8";
+    insta::assert_snapshot!(body("buffer g0: bf16\nbuffer g1: f32 written", code), @r"
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ctaid.x;
+    mul.lo.s32 %r3, %r1, 4;
+    mad.wide.s32 %rd5, %r3, 2, %rd2;
+    ld.global.nc.v2.b32 {%r4, %r5}, [%rd5];
+    ld.global.nc.v2.b32 {%r6, %r7}, [%rd5+512];
+    ld.global.nc.v2.b32 {%r8, %r9}, [%rd5+1024];
+    mov.b32 %r10, 0;
+    mov.b32 %r11, 0;
+    mov.b32 %r12, 0;
+    mov.b32 %r13, 0;
+    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r14, %r15, %r16, %r17}, {%r4, %r6, %r5, %r7}, {%r8, %r9}, {%r10, %r11, %r12, %r13};
+    mad.wide.s32 %rd6, %r3, 4, %rd4;
+    st.global.v4.b32 [%rd6], {%r14, %r15, %r16, %r17};
+    ");
+}
+
+#[test]
 fn mask_of_a_shift_merges_with_the_and() {
     let code = "
         %2: i64 = 4

@@ -264,6 +264,7 @@ impl<'a> Lower<'a> {
                 let v = self.reg(*src);
                 self.set(*dst, v);
             }
+            Inst::Mma { .. } => panic!("a CPU program has no threads that share a product"),
             Inst::TileDot { dst, b, stride, .. } => self.tile_dot(i, inst, dst, b, *stride),
             Inst::TileZero { n } => (0..*n).for_each(|i| self.op(M::Tilezero, &[Arg::Tile(i as u8)])),
             Inst::TileMul { a_mem, a, stride, b_mem, b } => self.tile_mul((*a_mem, a, *stride), (*b_mem, b)),

@@ -82,6 +82,7 @@ impl Target for X86 {
             local_bytes: 8 << 20,
             dot4: true,
             tile: self.features.amx,
+            mma: false,
             transcendental: false,
         }
     }

@@ -6,6 +6,7 @@
 
 use super::{Proposal, divisor, reads, shared, summed};
 use crate::graph::{Ex, Id, Kind, Op, topo};
+use crate::kernel::tiles::{multiple, products};
 use crate::kernel::{Action, Axis, Role, consumers};
 use crate::rules::sum::affine;
 use std::collections::HashSet;
@@ -30,11 +31,18 @@ const PROCESSORS: i64 = 128;
 const HEADS: i64 = 8;
 const TILE: i64 = 4;
 
+/// Tokens of a warp's product, and products whose sums a thread has registers for, four each.
+const WARP_TOKENS: i64 = 8;
+const WARP_TILES: i64 = 16;
+
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
 impl<'g> Proposal<'g, '_> {
     pub(super) fn gpu_stage(&mut self, stage: usize) {
+        if self.by_warps(stage) {
+            return;
+        }
         let store = self.s.kernel.stages[stage].store;
         let bytes: Vec<(usize, Ex)> = self.byte_axes(stage);
         for (k, _) in &bytes {
@@ -54,6 +62,62 @@ impl<'g> Proposal<'g, '_> {
             self.by_lanes(stage, &sums, bytes.is_empty(), block);
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// Sums of bf16 products on the matrix unit: a warp unpacks weights once for as many tokens as it has registers for.
+    fn by_warps(&mut self, stage: usize) -> bool {
+        let store = self.s.kernel.stages[stage].store;
+        // Activations are stored as they are multiplied, weights are made of what is read.
+        let stored = |a: &Axis<'g>| {
+            let found = products(store, a.range).unwrap_or_default();
+            work(a.range) >= WARP_TOKENS && found.iter().any(|p| p.tokens.op() == Op::Load)
+        };
+        let mut tokens: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| stored(a)).collect();
+        tokens.sort_by_key(|(_, a)| a.extent().is_none_or(|e| e % WARP_TOKENS != 0));
+        let Some(&(m, a)) = tokens.first() else { return false };
+        let over = &products(store, a.range).expect("just found")[0].over;
+        let inputs: Vec<_> =
+            self.reduces(stage).into_iter().filter(|(_, a)| over.contains(&a.range)).collect();
+        let [around @ .., (last, k)] = &inputs[..] else { return false };
+        // A thread takes neighbouring inputs: a block of them, or eight.
+        let by_four = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e % 4 == 0);
+        let whole = k.extent().is_some_and(|e| e <= 32 && e % 4 == 0);
+        let before = (self.s.clone(), self.opts.clone());
+        let (inputs, unrolled) = match around.iter().rfind(by_four).filter(|_| whole) {
+            Some((outer, _)) => (*outer, 0),
+            None => (*last, 8),
+        };
+        if !self.put(Action::Unroll, *last, unrolled) || !self.put(Action::Mma, m, inputs) {
+            (self.s, self.opts) = before;
+            return false;
+        }
+        let side = self.s.warp.expect("just put").side;
+        let found = products(self.s.kernel.stages[stage].store, side).expect("splitting keeps products");
+        let of_tokens =
+            |a: &Axis<'g>| found.iter().all(|p| reads(p.tokens, a.range) && !reads(p.weights, a.range));
+        let of_weights =
+            |a: &Axis<'g>| found.iter().all(|p| reads(p.weights, a.range) && !reads(p.tokens, a.range));
+        let mut tiles = found.len() as i64;
+        for (i, a) in self.outs(stage).into_iter().rev().filter(|(_, a)| of_tokens(a)) {
+            let n = divisor(a.extent().unwrap_or(1), (WARP_TILES / 2 / tiles).max(1));
+            if n > 1 && self.put(Action::Upcast, i, n as usize) {
+                tiles *= n;
+            }
+        }
+        let whole = |e: Ex<'g>, most: i64| (1..=most).rev().find(|n| multiple(e, *n)).unwrap_or(1);
+        let mut rows = (WARP_TILES / tiles).clamp(1, 2);
+        let mut warps = BLOCK / self.caps.lanes as i64;
+        for (i, a) in self.outs(stage).into_iter().rev().filter(|(_, a)| of_weights(a)) {
+            let n = whole(a.range.arg(0), rows);
+            if n > 1 && self.put(Action::Upcast, i, n as usize) {
+                rows /= n;
+            }
+            let n = whole(self.s.axes[i].range.arg(0), warps);
+            if n > 1 && self.put(Action::Local, i, n as usize) {
+                warps /= n;
+            }
+        }
+        true
     }
 
     /// Threads of a block: many where only a few rows share the work of several stages.

@@ -147,6 +147,16 @@ fn rules_the_text_cannot_break() {
     let mut p = legal.clone();
     inputs(&mut p, 16);
     assert_eq!(check(&p), Ok(()));
+    let product = |threads: u32| {
+        let mut p = Linear { threads, ..legal.clone() };
+        let mut zero = |t| p.op(t, Op::Const(crate::dtype::Bits(0)), &[]);
+        let (acc, b) = (zero(Scalar::F32.vec(4)), zero(Scalar::BF16.vec(4)));
+        let dst = p.reg(Scalar::F32.vec(4));
+        p.code.push(Inst::Mma { dst, acc, a: [b, b], b });
+        check(&p).map_err(|v| v.why)
+    };
+    assert_eq!(product(64), Ok(()));
+    assert_eq!(product(16), Err("16 threads are no groups of 32".into()));
 }
 
 #[test]
