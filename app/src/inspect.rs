@@ -90,7 +90,7 @@ impl Report<'_> {
             size(s.weight_bytes),
             size(s.token_bytes)
         )?;
-        writeln!(out, "KV cache    {} numbers a position, {} in f32", s.kv_numbers, size(s.kv_bytes(1)))?;
+        writeln!(out, "KV cache    {} numbers a position, {} in f16", s.kv_numbers, size(s.kv_bytes(1)))?;
         let (memory, cache) = (size(s.memory(self.context)), size(s.kv_bytes(self.context)));
         writeln!(out, "memory      {memory} with {} positions, whose cache takes {cache}", self.context)?;
         Ok(out)
@@ -200,7 +200,7 @@ mod tests {
             "... 8192 in all]",
             "  Q4_K",
             "  blk.1.ffn_down_exps.weight           Q4_K            16 × 256 × 256",
-            "KV cache    1120 numbers a position, 4.48 kB in f32",
+            "KV cache    1120 numbers a position, 2.24 kB in f16",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(json["metadata"]["tokenizer.ggml.tokens"]["length"], 8192);
         assert_eq!(json["metadata"]["deepseek2.expert_used_count"], 4);
         assert_eq!(json["tensors"].as_array().unwrap().len(), model.tensors().len());
-        assert_eq!(json["memory_bytes"].as_u64(), Some(model.bytes_total() + 1024 * 4480));
+        assert_eq!(json["memory_bytes"].as_u64(), Some(model.bytes_total() + 1024 * 2240));
         let types = json["types"].as_array().unwrap();
         assert_eq!(types.iter().map(|t| t["bytes"].as_u64().unwrap()).sum::<u64>(), model.bytes_total());
     }

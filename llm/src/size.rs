@@ -49,9 +49,9 @@ impl Size {
         })
     }
 
-    /// The cache for `positions`, in f32.
+    /// The cache for `positions`, in f16; with exact activations it takes twice as much.
     pub fn kv_bytes(&self, positions: u64) -> u64 {
-        self.kv_numbers.saturating_mul(4).saturating_mul(positions)
+        self.kv_numbers.saturating_mul(2).saturating_mul(positions)
     }
     /// Weights and the cache for `positions`.
     pub fn memory(&self, positions: u64) -> u64 {
@@ -113,7 +113,7 @@ mod tests {
         let bits = 47 * attention * 9 / 2 + routed + shared + dense + head * 105 / 16 + (norms + router) * 32;
         assert_eq!(s.token_bytes as i64, bits / 8);
         assert_eq!(s.token_bytes / 10_000_000, 219);
-        assert_eq!(s.memory(10), s.weight_bytes + 10 * 47 * 576 * 4);
+        assert_eq!(s.memory(10), s.weight_bytes + 10 * 47 * 576 * 2);
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Numbers {
     pub fn in_pieces(self, tokens: i64) -> bool {
         self.spread && tokens < MANY
     }
-    /// What a cache holds: rounded where activations are, and where reading it is what takes time.
+    /// What a cache holds: rounded where activations are.
     pub fn cache(self) -> DType {
         if self.activations == Activations::Int8 { DType::F16 } else { DType::F32 }
     }

@@ -115,4 +115,4 @@ fn the_code_of_glm_does_not_grow() {
     assert_eq!(found, GLM, "launches, synchronisations, instructions and bytes loaded");
 }
 
-const GLM: [f64; 4] = [44.0, 46.0, 17_103_363.0, 104_399_296.0];
+const GLM: [f64; 4] = [44.0, 46.0, 17_027_959.0, 104_341_440.0];
