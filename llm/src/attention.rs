@@ -460,7 +460,6 @@ impl<'g> Mla<'g> {
     /// Is it cheaper to compute every position's keys and values than to attend in the latent space?
     fn decompresses(&self, tokens: i64) -> bool {
         let saved = (2 * self.rank + self.rope) - (self.nope + self.rope + self.value);
-        // Twice the break-even of multiplications: what is decompressed passes through memory.
         tokens * saved > self.rank * (self.nope + self.value)
     }
 
