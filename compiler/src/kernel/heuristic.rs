@@ -214,7 +214,7 @@ impl<'g> Proposal<'g, '_> {
         let Some((i, n)) = outs.iter().find_map(|(i, a)| Some((*i, few(a)?))) else { return };
         let vectors = outs.iter().any(|(o, a)| *o == lanes && a.extent().is_some_and(|e| e % SIDE == 0));
         let tile = divisor(n, if wide { 5 } else { 2 });
-        if vectors && lanes != i && tile > 1 && n > SIDE && self.put(Action::Upcast, lanes, SIDE as usize) {
+        if vectors && lanes != i && tile > 1 && self.put(Action::Upcast, lanes, SIDE as usize) {
             self.put(Action::Upcast, i, tile as usize);
             if i < lanes {
                 self.put(Action::Swap, i, lanes);
@@ -326,11 +326,13 @@ fn by_tiles(a: &Axis) -> bool {
     a.extent().is_some_and(|e| e % 16 == 0)
 }
 
-/// Loads that a sum adds up.
+/// Loads that a sum adds up, without those that only say where others are.
 fn summed<'g>(store: Ex<'g>) -> Vec<Ex<'g>> {
     let reduced = reductions(store);
-    let adds = |e: &Ex<'g>| e.op() == Op::Load && reduced.iter().any(|r| reads(e.arg(1), *r));
-    topo(&[store]).into_iter().filter(adds).collect()
+    let loads: Vec<Ex> = topo(&[store]).into_iter().filter(|e| e.op() == Op::Load).collect();
+    let places = topo(&loads.iter().map(|l| l.arg(1)).collect::<Vec<_>>());
+    let adds = |e: &Ex<'g>| !places.contains(e) && reduced.iter().any(|r| reads(e.arg(1), *r));
+    loads.iter().copied().filter(adds).collect()
 }
 
 /// Do elements along the axis read some of the same and some of their own?
