@@ -432,16 +432,10 @@ impl<'g> Mla<'g> {
         let cache = at.write(caches[0], row);
 
         let seen = at.seen(cache);
-        let y = if at.reach == Reach::Whole && self.decompresses(t) {
-            let latent = seen.slice(-1, 0..rank);
-            let length = seen.dims()[0];
-            let turned = seen.slice(-1, rank..rank + rope).widen().expand([
-                length,
-                x.graph().int(h),
-                x.graph().int(rope),
-            ]);
-            let latent = latent.transpose(0, 1);
-            let latent = at.halves.map_or_else(|| latent.widen(), |unit| ops::halved(latent, unit));
+        let y = if let Some(unit) = at.halves.filter(|_| at.reach == Reach::Whole && self.decompresses(t)) {
+            let heads = [seen.dims()[0], x.graph().int(h), x.graph().int(rope)];
+            let turned = seen.slice(-1, rank..rank + rope).widen().expand(heads);
+            let latent = ops::halved(seen.slice(-1, 0..rank).transpose(0, 1), unit);
             let keys = Tensor::concat(&[self.keys(latent), turned], -1).contiguous();
             let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
             attend(q, keys, self.values(latent).contiguous(), c.score_scale(), at)
@@ -457,7 +451,8 @@ impl<'g> Mla<'g> {
         (self.out.of(y.reshape([t, h * value])), vec![cache])
     }
 
-    /// Is it cheaper to compute every position's keys and values than to attend in the latent space?
+    /// Is it cheaper to compute every position's keys and values than to attend in the latent space, on a unit for which
+    /// only the number of multiplications counts?
     fn decompresses(&self, tokens: i64) -> bool {
         let saved = (2 * self.rank + self.rope) - (self.nope + self.rope + self.value);
         tokens * saved > self.rank * (self.nope + self.value)
@@ -491,27 +486,21 @@ impl<'g> Mla<'g> {
         y.transpose(0, 1)
     }
 
-    /// Latent rows `[1, L, rank]` to keys `[L, H, nope]`.
+    /// Latent rows in bf16 `[1, L, rank]` to keys `[L, H, nope]`.
     fn keys(&self, latent: Tensor<'g>) -> Tensor<'g> {
         let w = match &self.up {
             Up::Split { k, .. } => k.values().transpose(-1, -2).contiguous(),
             Up::Joint(w) => self.parts(w).0.contiguous(),
         };
-        product(latent, w).transpose(0, 1)
+        ops::linear_half(latent, w).contiguous().transpose(0, 1)
     }
 
-    /// Latent rows `[1, L, rank]` to values `[L, H, value]`.
+    /// The same to values `[L, H, value]`.
     fn values(&self, latent: Tensor<'g>) -> Tensor<'g> {
         let w = match &self.up {
             Up::Split { v, .. } => v.values(),
             Up::Joint(w) => self.parts(w).1,
         };
-        let w = if latent.dtype() == DType::BF16 { w } else { w.contiguous() };
-        product(latent, w).transpose(0, 1)
+        ops::linear_half(latent, w).contiguous().transpose(0, 1)
     }
-}
-
-/// `x · wᵀ` in what x is given in.
-fn product<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
-    if x.dtype() == DType::BF16 { ops::linear_half(x, w).contiguous() } else { ops::linear(x, w) }
 }
