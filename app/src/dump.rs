@@ -7,6 +7,7 @@ use compiler::graph::Graph;
 use compiler::kernel::split::phases;
 use compiler::kernel::{self, heuristic};
 use compiler::pipeline;
+use compiler::schedule::Grain;
 use compiler::table::cases;
 use llm::model::Model;
 use runtime::check::layout;
@@ -23,7 +24,7 @@ pub fn run(args: &Dump) -> Result<()> {
         .with_context(|| format!("no row of the table begins with `{}`", args.row))?;
     let g = Graph::new();
     let built = case.build(&g, layout(&*device));
-    let program = pipeline::schedule(&g, &built.outputs, compiler::schedule::Grain::of(&caps));
+    let program = pipeline::schedule(&g, &built.outputs, Grain::of(&caps));
     println!("{case}: {} kernel(s) for {}", program.kernels.len(), target.name());
     for k in &program.kernels {
         let opts = match &args.schedule {

@@ -176,8 +176,8 @@ impl<'g> Proposal<'g, '_> {
                 self.put(Action::Vector, i, wide);
                 self.share(stage, i);
             }
-            None if store.dtype().bytes() == 1 && !wide_numbers(store) => self.move_bytes(stage, store),
             None if wide_numbers(store) => {}
+            None if store.dtype().bytes() == 1 => self.move_bytes(stage, store),
             None => self.together(stage, store, wide as i64),
         }
         self.unroll_small(stage, 8);

@@ -20,7 +20,8 @@ const ROWS: i64 = 16;
 const TOKENS: i64 = 8;
 const PARTS: i64 = 4;
 
-/// The ranges of a product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`, token `2·(thread%4) + side` of 8, part `part` of the inputs.
+/// The ranges of a product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token `2·(thread%4) + side`
+/// of eight; part `part` of the inputs.
 #[derive(Clone, Copy)]
 pub struct Warp<'g> {
     pub thread: Ex<'g>,

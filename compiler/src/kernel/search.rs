@@ -202,6 +202,7 @@ mod tests {
     use crate::kernel::heuristic;
     use crate::pipeline;
     use crate::quant::{Format, Layout};
+    use crate::schedule::Grain;
     use crate::table::Case;
     use std::slice::from_ref;
 
@@ -210,11 +211,7 @@ mod tests {
         let caps = X86::new(Features { avx512: true, vnni: true, ..Features::default() }).caps();
         let case = Case::linear(Format::by_name("Q4_0").unwrap(), 64, 128, 1);
         let g = Graph::new();
-        let program = pipeline::schedule(
-            &g,
-            &case.build(&g, Layout::Interleaved16).outputs,
-            crate::schedule::Grain::CPU,
-        );
+        let program = pipeline::schedule(&g, &case.build(&g, Layout::Interleaved16).outputs, Grain::CPU);
         let start = heuristic::propose(&program.kernels[0], &caps);
         go(&program.kernels[0], &caps, start);
     }

@@ -5,17 +5,14 @@ use compiler::graph::Graph;
 use compiler::kernel::{heuristic, show};
 use compiler::pipeline;
 use compiler::quant::{Format, Layout};
+use compiler::schedule::Grain;
 use compiler::table::{Case, Form};
 use compiler::testing::CPU;
 
 /// Snapshots of the first kernel of a case; shapes after expansion are kept small.
 fn check(name: &str, case: Case, caps: Caps, passes: &[&str]) {
     let g = Graph::new();
-    let program = pipeline::schedule(
-        &g,
-        &case.build(&g, Layout::Interleaved16).outputs,
-        compiler::schedule::Grain::CPU,
-    );
+    let program = pipeline::schedule(&g, &case.build(&g, Layout::Interleaved16).outputs, Grain::CPU);
     let kernel = &program.kernels[0];
     let opts = heuristic::propose(kernel, &caps);
     let mut settings = insta::Settings::clone_current();

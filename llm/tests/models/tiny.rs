@@ -127,7 +127,7 @@ fn the_interpreter_agrees() {
 
 /// Token by token, as a GPU's plans do it.
 #[test]
-fn the_interpreter_agrees_as_on_a_gpu() {
+fn the_interpreter_agrees_with_single_tokens_as_a_gpu() {
     for (folder, file) in [("glm4_moe_lite", MODELS[0].1), ("qwen3", MODELS[8].1)] {
         let e = Expected::of(&format!("tiny/{folder}"));
         let device = Arc::new(InterpDevice::like(Ptx::new(90).caps()));
@@ -140,7 +140,7 @@ fn the_interpreter_agrees_as_on_a_gpu() {
 
 /// A prompt on a GPU with a matrix unit: products in bf16, experts by tiles of tokens, attention.
 #[test]
-fn the_interpreter_agrees_as_a_gpu() {
+fn the_interpreter_agrees_with_prompts_as_a_gpu() {
     let caps = Ptx::new(80).caps();
     for (name, kind) in [("q_llama", "q8_0"), ("q_glm4_moe_lite", "q4_k_m")] {
         let e = Expected::of(&format!("tiny_quant/{name}"));

@@ -5,6 +5,7 @@ use crate::graph::Graph;
 use crate::kernel::{heuristic, show};
 use crate::pipeline;
 use crate::quant::{Format, Layout};
+use crate::schedule::Grain;
 use crate::table::Case;
 use crate::text::linear::parse;
 
@@ -192,7 +193,7 @@ fn tiles_of_kept_weights() {
     let g = Graph::new();
     let case = Case::linear(Format::by_name("Q4_0").unwrap(), 64, 256, 32);
     let built = case.build(&g, Layout::Interleaved16);
-    let program = pipeline::schedule(&g, &built.outputs, crate::schedule::Grain::CPU);
+    let program = pipeline::schedule(&g, &built.outputs, Grain::CPU);
     let [kernel] = &program.kernels[..] else { panic!("one kernel") };
     let opts = heuristic::propose(kernel, &target.caps());
     let want = "keep(4,0) unroll(2,0) vector(3,64) dot4(8,0) unroll(8,0) vector(6,16) tile(5,16) unroll(7,2) prefetch(0,64) grid(0,0)";
