@@ -4,6 +4,7 @@
 //! that fixes all ranges it depends on, so loop-invariant code leaves the loops by construction; folds over the same
 //! ranges at the same place share one loop.
 
+use super::ahead::{LINE, Stretch, stretches};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::kernel::{Axis, Scheduled};
@@ -72,6 +73,9 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
     let threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1);
     l.out.threads = (threads as u32).next_multiple_of(group as u32);
     l.grid(&grid_order);
+    if l.out.threads > 1 {
+        stretches(s).iter().for_each(|stretch| l.fetch(stretch));
+    }
     let gates: Vec<Option<Reg>> = (0..stages.len()).map(|i| l.threads(s.thread_axes(i))).collect();
     let rows: Vec<Ex> = s.kernel.rows.iter().copied().filter(|r| is_loop(*r)).collect();
     for r in &rows {
@@ -198,6 +202,22 @@ impl<'g> Linearizer<'g> {
                 at
             };
             self.scopes[0].values.insert(r.id, at);
+        }
+    }
+
+    /// All threads together ask for the lines of a stretch.
+    fn fetch(&mut self, stretch: &Stretch<'g>) {
+        let (mem, start) = (self.memory[&stretch.buffer.id], self.value(stretch.start));
+        let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
+        let (line, last) = (self.int(LINE), self.int(stretch.bytes - 1));
+        let own = self.binary(Binary::Mul, tid, line);
+        let lines = stretch.bytes / LINE + 2;
+        for round in 0..(lines as u64).div_ceil(self.out.threads as u64) as i64 {
+            let first = self.int(round * LINE * self.out.threads as i64);
+            let at = self.binary(Binary::Add, own, first);
+            let within = self.binary(Binary::Min, at, last);
+            let index = self.binary(Binary::Add, start, within);
+            self.push(Inst::Prefetch { mem, index, offset: 0 });
         }
     }
 

@@ -1,5 +1,6 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
+pub mod ahead;
 pub mod expand;
 pub mod linearize;
 pub mod ptx;

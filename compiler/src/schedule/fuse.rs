@@ -11,7 +11,8 @@
 //! that it reads.
 //!
 //! A GPU has processors enough for rows that are cut smaller: blocks of a product's rows, which the quantisation behind
-//! it reads, become rows of both.
+//! it reads, become rows of both. And a launch costs it more than a little work: what is little, as the norm of one token
+//! is, every block of its readers computes again for itself.
 
 use super::lower::{Lower, at_parts, flatten, reads};
 use super::{Kernel, Program, Stage, length};
@@ -50,6 +51,15 @@ impl Grain {
 /// Rows from which on a kernel of several stages has enough.
 const ENOUGH: i64 = 32;
 
+/// Element operations that are done again in every block rather than in a kernel of their own, and the blocks that a GPU
+/// runs at a time.
+const AGAIN: i64 = 1 << 15;
+const AT_ONCE: i64 = 1 << 10;
+
+/// Blocks that keep all processors busy, and the most rows of one.
+const BUSY: i64 = 128;
+const BLOCK: i64 = 32;
+
 /// Elements that are quickly read again.
 const LITTLE: i64 = 1 << 10;
 
@@ -61,7 +71,10 @@ pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Progra
     let kept = keep(&roots, grain.blocks.is_some());
     let order: Vec<Ex> = topo(&roots).into_iter().filter(|e| kept.contains(&e.id)).collect();
     let items = drop_unread(order.iter().map(|&t| Item::new(g, t, &kept)).collect(), &roots);
-    let groups = group(&items, grain);
+    let mut groups = group(&items, grain);
+    if grain.blocks.is_some() {
+        recompute(&items, &mut groups, &roots);
+    }
     emit(g, &roots, &items, groups)
 }
 
@@ -172,6 +185,11 @@ impl<'g> Item<'g> {
         std::iter::once(self.body).chain(self.place).collect()
     }
 
+    /// The tensors that it reads.
+    fn reads(&self) -> impl Iterator<Item = Id> + use<'g> {
+        reads(&self.roots()).into_iter().map(|at| at_parts(at).0.id)
+    }
+
     /// Does every row read the same elements of a larger tensor?
     fn shares(&self, rows: usize) -> bool {
         let own = |idx: &[Ex]| topo(idx).iter().any(|e| self.axes[..rows].contains(e));
@@ -229,7 +247,7 @@ fn drop_unread<'g>(mut items: Vec<Item<'g>>, roots: &[Ex<'g>]) -> Vec<Item<'g>> 
     for item in items.iter().rev() {
         if read.contains(&item.tensor.id) || item.place.is_some() {
             read.insert(item.tensor.id);
-            read.extend(reads(&item.roots()).into_iter().map(|at| at_parts(at).0.id));
+            read.extend(item.reads());
         }
     }
     items.retain(|item| read.contains(&item.tensor.id));
@@ -244,28 +262,41 @@ fn extent(axis: Ex) -> i64 {
     }
 }
 
+#[derive(Clone)]
 struct Group {
     members: Vec<usize>,
     rows: usize,
+    /// What every block computes for itself, each with the members' rows that its first axes are.
+    again: Vec<(usize, Vec<usize>)>,
+    /// How many elements of the axis that is cut a block has.
+    block: i64,
+}
+
+impl Group {
+    fn of(member: usize, items: &[Item]) -> Group {
+        Group { members: vec![member], rows: items[member].axes.len(), again: vec![], block: 1 }
+    }
+
+    /// The row that can be cut into blocks, where there are no other stages: the last.
+    fn cut(&self, items: &[Item]) -> Option<usize> {
+        let [only] = self.members[..] else { return None };
+        items[only].axes.iter().rposition(|a| extent(*a) > 1)
+    }
 }
 
 /// Which items share a kernel. Items come in dependence order.
 fn group(items: &[Item], grain: Grain) -> Vec<Group> {
     let number: HashMap<Id, usize> = items.iter().enumerate().map(|(i, m)| (m.tensor.id, i)).collect();
-    let mut needs: Vec<HashSet<usize>> = vec![];
+    let needs = needs(items);
     let mut groups: Vec<Group> = vec![];
     let mut home: Vec<usize> = vec![];
     for (i, item) in items.iter().enumerate() {
         let at: Vec<_> = reads(&item.roots()).into_iter().map(at_parts).collect();
         let direct: HashSet<usize> = at.iter().filter_map(|(t, ..)| number.get(&t.id).copied()).collect();
-        let mut all = direct.clone();
-        for &d in &direct {
-            all.extend(&needs[d]);
-        }
         let joins = |g: usize| {
             let group = &groups[g];
             // A reader that the group's own result reaches by a way around it would have to run before itself.
-            let around = all.iter().any(|&d| home[d] != g && needs[d].iter().any(|n| home[*n] == g));
+            let around = needs[i].iter().any(|&d| home[d] != g && needs[d].iter().any(|n| home[*n] == g));
             let assigns = |m: &usize| items[*m].tensor.op() == Op::Assign;
             let ends = |d: &&usize| home[**d] == g && items[**d].tensor.op() == Op::Contiguous;
             if around
@@ -305,13 +336,138 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
                 home.push(g);
             }
             None => {
-                groups.push(Group { members: vec![i], rows: item.axes.len() });
+                groups.push(Group::of(i, items));
                 home.push(groups.len() - 1);
             }
         }
-        needs.push(all);
     }
     sort_groups(groups, items, &number, &home)
+}
+
+/// Gives every group that is little work to its readers, if all of them can have it. Where one reader comes after another
+/// anyway, only what it comes after computes the group for itself, and the group runs beside that.
+fn recompute(items: &[Item], groups: &mut Vec<Group>, roots: &[Ex]) {
+    let needs = needs(items);
+    let mut p = 0;
+    while p < groups.len() {
+        let mut hosts = hosts(items, groups, p, roots);
+        let behind = |c: usize, k: usize| {
+            groups[c].members.iter().any(|&m| groups[k].members.iter().any(|n| needs[m].contains(n)))
+        };
+        let ahead = |k: usize| hosts.iter().any(|h| h.group != k && behind(h.group, k));
+        let first: Vec<usize> = hosts.iter().map(|h| h.group).filter(|k| ahead(*k)).collect();
+        hosts.retain(|h| first.is_empty() || first.contains(&h.group));
+        let members = groups[p].members.clone();
+        let gone = first.is_empty() && !hosts.is_empty();
+        for Host { group, rows, block } in hosts {
+            let host = &mut groups[group];
+            let mut needed: HashSet<Id> = host.members.iter().flat_map(|&m| items[m].reads()).collect();
+            let mut again: Vec<_> = members.iter().rev().map(|&m| (m, rows.clone())).collect();
+            again.retain(|(m, _)| {
+                let wanted = needed.contains(&items[*m].tensor.id);
+                needed.extend(items[*m].reads().filter(|_| wanted));
+                wanted
+            });
+            host.again.extend(again.into_iter().rev());
+            host.block = block;
+        }
+        if gone {
+            groups.remove(p);
+        } else {
+            p += 1;
+        }
+    }
+}
+
+/// All that each item reads, directly or not.
+fn needs(items: &[Item]) -> Vec<HashSet<usize>> {
+    let number: HashMap<Id, usize> = items.iter().enumerate().map(|(i, m)| (m.tensor.id, i)).collect();
+    let mut needs: Vec<HashSet<usize>> = vec![];
+    for item in items {
+        let direct: HashSet<usize> = item.reads().filter_map(|t| number.get(&t).copied()).collect();
+        let all = direct.iter().flat_map(|&d| needs[d].iter().copied()).chain(direct.iter().copied());
+        needs.push(all.collect());
+    }
+    needs
+}
+
+/// A group that computes another for itself: the rows that the two have in common, and how it is cut into blocks.
+struct Host {
+    group: usize,
+    rows: Vec<usize>,
+    block: i64,
+}
+
+/// The readers of a group, if all of them can compute it themselves.
+fn hosts(items: &[Item], groups: &[Group], p: usize, roots: &[Ex]) -> Vec<Host> {
+    let own: HashMap<Id, &Item> =
+        groups[p].members.iter().map(|&m| (items[m].tensor.id, &items[m])).collect();
+    let changed = |t: Ex| items.iter().any(|i| i.place.is_some_and(|p| at_parts(p).0 == t));
+    let stays = |i: &&Item| {
+        i.tensor.op() == Op::Assign
+            || roots.contains(&i.tensor)
+            || reads(&i.roots()).into_iter().any(|at| changed(at_parts(at).0))
+    };
+    if own.values().any(stays) || !groups[p].again.is_empty() {
+        return vec![];
+    }
+    let mut hosts = vec![];
+    for (c, host) in groups.iter().enumerate().filter(|(c, _)| *c != p) {
+        let members = host.members.iter().map(|&m| &items[m]);
+        if !members.clone().flat_map(Item::reads).any(|t| own.contains_key(&t)) {
+            continue;
+        }
+        let first = &items[host.members[0]];
+        let cut = host.cut(items);
+        let rows = in_common(&own, groups[p].rows, members, |j| j < host.rows && Some(j) != cut);
+        let count = first.axes[..host.rows].iter().map(|a| extent(*a)).fold(1, i64::saturating_mul);
+        let even = |b: &i64| cut.is_some_and(|at| extent(first.axes[at]) % b == 0 && count / b >= BUSY);
+        let block = std::iter::successors(Some(BLOCK), |b| Some(b / 2)).take(6).find(even).unwrap_or(1);
+        let work = own.values().map(|i| i.work(rows.len())).fold(0, i64::saturating_add);
+        let size = |i: &&Item| {
+            let inner = i.axes[rows.len().min(i.axes.len())..].iter();
+            inner.map(|a| extent(*a)).fold(i.tensor.dtype().bytes() as i64, i64::saturating_mul)
+        };
+        let bytes = own.values().map(size).fold(0, i64::saturating_add);
+        let fixed =
+            |i: &Item| i.axes.iter().all(|a| !matches!(a.op(), Op::Range(..)) || a.arg(0).as_int().is_some());
+        if work > AGAIN
+            || count / block > AT_ONCE
+            || bytes > LOCAL_BYTES / 2
+            || !own.values().all(|i| fixed(i))
+            || cut.is_some_and(|at| first.crowds(at))
+        {
+            return vec![];
+        }
+        hosts.push(Host { group: c, rows, block });
+    }
+    hosts
+}
+
+/// For the first axes of some items, at most so many, the rows of the readers that they are read with.
+fn in_common<'a, 'g: 'a>(
+    own: &HashMap<Id, &Item<'g>>,
+    most: usize,
+    readers: impl Iterator<Item = &'a Item<'g>>,
+    row: impl Fn(usize) -> bool,
+) -> Vec<usize> {
+    let mut rows: Option<Vec<usize>> = None;
+    for item in readers {
+        for (t, idx, _) in
+            reads(&item.roots()).into_iter().map(at_parts).filter(|(t, ..)| own.contains_key(&t.id))
+        {
+            let same = |k: usize, j: usize| idx[k] == item.axes[j] && t.dims()[k] == item.tensor.dims()[j];
+            let at = |k: usize| (0..item.axes.len()).find(|&j| row(j) && same(k, j));
+            let found = (0..most.min(idx.len())).map_while(at);
+            rows = Some(match rows {
+                None => found.collect(),
+                Some(before) => {
+                    before.into_iter().zip(found).take_while(|(a, b)| a == b).map(|(a, _)| a).collect()
+                }
+            });
+        }
+    }
+    rows.unwrap_or_default()
 }
 
 /// Does an assignment change what another item reads as it was?
@@ -364,7 +520,7 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
     let mut outside: HashSet<Id> = asked.clone();
     for item in items {
         for (t, ..) in reads(&item.roots()).into_iter().map(at_parts) {
-            if home.get(&t.id).is_some_and(|h| *h != home[&item.tensor.id]) {
+            if home.get(&t.id).is_some_and(|h| Some(h) != home.get(&item.tensor.id)) {
                 outside.insert(t.id);
             }
         }
@@ -373,22 +529,48 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
     let mut temps = vec![];
     let mut kernels = vec![];
     for (k, group) in groups.iter().enumerate() {
-        let copies = copies(items, group, &outside);
-        let group = &Group { members: without(&group.members, &copies), ..*group };
+        let own: Vec<usize> = group.again.iter().map(|(m, _)| *m).collect();
+        // Where others find what is computed again here.
+        let again: HashMap<Id, Option<Ex>> =
+            own.iter().map(|&m| items[m].tensor.id).map(|t| (t, memory.get(&t).copied())).collect();
+        let mut copied = copies(items, &group.members, &outside);
+        copied.extend(copies(items, &own, &HashSet::new()));
+        let mut group = group.clone();
+        group.members.retain(|m| !copied.values().any(|c| c == m));
+        group.again.retain(|(m, _)| !copied.values().any(|c| c == m));
         let first = &items[group.members[0]];
-        let rows: Vec<Ex> = first.axes[..group.rows].to_vec();
+        let mut rows: Vec<Ex> = first.axes[..group.rows].to_vec();
+        let mut cut = HashMap::new();
+        let mut inner = vec![];
+        if let Some(at) = group.cut(items).filter(|_| group.block > 1) {
+            let last = rows[at];
+            let within = g.new_range(last.like(group.block), Kind::Serial);
+            let block = g.new_range(last.like(extent(last) / group.block), Kind::Serial);
+            cut.insert(last.id, block * group.block + within);
+            inner.push(within);
+            rows[at] = block;
+        }
+        let every: Vec<usize> = (0..group.rows).collect();
+        let all: Vec<(usize, &Vec<usize>)> = group
+            .again
+            .iter()
+            .map(|(m, of)| (*m, of))
+            .chain(group.members.iter().map(|&m| (m, &every)))
+            .collect();
         let mut local_bytes = 0;
-        let mut locals: HashSet<Id> = HashSet::new();
-        for (n, &m) in group.members.iter().enumerate() {
+        let mut locals: HashMap<Id, usize> = HashMap::new();
+        for (n, &(m, of)) in all.iter().enumerate() {
             let t = items[m].tensor;
-            let inner = product(g, &t.dims()[group.rows.min(t.dims().len())..]);
+            let inner = product(g, &t.dims()[of.len().min(t.dims().len())..]);
             let bytes = inner.bounds().1.saturating_mul(t.dtype().bytes() as i64);
-            let copy = copies.get(&t.id).map(|&c| items[c].tensor);
+            let copy = copied.get(&t.id).map(|&c| items[c].tensor);
+            let again = n < group.again.len();
             let mem = if t.op() == Op::Assign {
                 assigned(t)
-            } else if [Some(t), copy].into_iter().flatten().any(|t| outside.contains(&t.id))
-                || local_bytes + bytes > LOCAL_BYTES
-                || inner.as_int().is_none()
+            } else if !again
+                && ([Some(t), copy].into_iter().flatten().any(|t| outside.contains(&t.id))
+                    || local_bytes + bytes > LOCAL_BYTES
+                    || inner.as_int().is_none())
             {
                 let own = asked.contains(&copy.unwrap_or(t).id);
                 let name = format!("{}{k}_{n}", if own { "out" } else { "t" });
@@ -399,20 +581,22 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
                 b
             } else {
                 local_bytes += bytes;
-                locals.extend([t, copy.unwrap_or(t)].map(|t| t.id));
+                locals.extend([t, copy.unwrap_or(t)].map(|t| (t.id, of.len())));
                 g.make(Op::Local(n as u32), t.dtype(), &[inner])
             };
             memory.insert(t.id, mem);
             memory.extend(copy.map(|c| (c.id, mem)));
         }
-        let index = |t: Ex<'g>, idx: &[Ex<'g>]| match locals.contains(&t.id) {
-            true => flatten(g, &t.dims()[group.rows..], &idx[group.rows..]),
-            false => flatten(g, &t.dims(), idx),
+        let index = |t: Ex<'g>, idx: &[Ex<'g>]| match locals.get(&t.id) {
+            Some(&rows) => flatten(g, &t.dims()[rows..], &idx[rows..]),
+            None => flatten(g, &t.dims(), idx),
         };
         let mut stages = vec![];
-        for &m in &group.members {
+        for &(m, of) in &all {
             let item = &items[m];
-            let to_rows: HashMap<Id, Ex> = item.axes.iter().zip(&rows).map(|(a, &r)| (a.id, r)).collect();
+            let mut to_rows: HashMap<Id, Ex> =
+                item.axes.iter().zip(of).map(|(a, &r)| (a.id, rows[r])).collect();
+            to_rows.extend(&cut);
             let mut load = HashMap::new();
             for at in reads(&item.roots()) {
                 let (t, idx, gate) = at_parts(at);
@@ -439,23 +623,28 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
             };
             let store = g.make(Op::Store, item.tensor.dtype(), &[memory[&item.tensor.id], to, body]);
             let store = simplify(&substitute(&[store], &to_rows))[0];
-            let outs = item.axes[group.rows..].iter().copied().filter(|a| matches!(a.op(), Op::Range(..)));
-            stages.push(Stage { outs: outs.collect(), store });
+            let own = item.axes[of.len().min(item.axes.len())..].iter().copied();
+            let outs = own.filter(|a| matches!(a.op(), Op::Range(..)));
+            let outs =
+                if group.members.contains(&m) { outs.chain(inner.clone()).collect() } else { outs.collect() };
+            stages.push(Stage { outs, store });
         }
+        memory.retain(|t, _| !again.contains_key(t));
+        memory.extend(again.into_iter().filter_map(|(t, mem)| Some((t, mem?))));
         let rows = rows.into_iter().filter(|a| matches!(a.op(), Op::Range(_, Kind::Serial))).collect();
-        kernels.push(Kernel { g, name: name(k, group, items), rows, stages });
+        kernels.push(Kernel { g, name: name(k, &group, items), rows, stages });
     }
     let outputs = roots.iter().map(|r| memory.get(&r.id).copied().unwrap_or_else(|| buffer_of(*r))).collect();
     Program { kernels, outputs, temps }
 }
 
 /// Members that only copy another, by what they copy: both can lie in the same memory.
-fn copies(items: &[Item], group: &Group, outside: &HashSet<Id>) -> HashMap<Id, usize> {
+fn copies(items: &[Item], members: &[usize], outside: &HashSet<Id>) -> HashMap<Id, usize> {
     let mut found = HashMap::new();
-    for &m in &group.members {
+    for &m in members {
         let Op::At(of) = items[m].body.op() else { continue };
         let (t, idx, gate) = at_parts(items[m].body);
-        let own = group.members.iter().any(|&o| items[o].tensor == t && items[o].place.is_none());
+        let own = members.iter().any(|&o| items[o].tensor == t && items[o].place.is_none());
         let (dims, g) = (items[m].tensor.dims(), t.g);
         let same = flatten(g, &t.dims(), &idx) == flatten(g, &dims, &items[m].axes);
         let whole = same && product(g, &t.dims()) == product(g, &dims) && gate.is_none();
@@ -467,10 +656,6 @@ fn copies(items: &[Item], group: &Group, outside: &HashSet<Id>) -> HashMap<Id, u
     let copied: HashSet<Id> = found.values().map(|&m| items[m].tensor.id).collect();
     found.retain(|of, _| !copied.contains(of));
     found
-}
-
-fn without(members: &[usize], copies: &HashMap<Id, usize>) -> Vec<usize> {
-    members.iter().copied().filter(|m| !copies.values().any(|c| c == m)).collect()
 }
 
 /// The buffer that an assignment writes.

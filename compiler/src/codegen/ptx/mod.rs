@@ -75,13 +75,23 @@ impl Target for Ptx {
     fn emit(&self, program: &Linear) -> Code {
         let mut e = Emitter::new(program);
         e.prologue();
+        // What is fetched ahead need not wait for the kernel before.
+        let early =
+            program.code.iter().take_while(|i| matches!(i, Inst::Op { .. } | Inst::Prefetch { .. })).count();
+        let early = program.code[..early]
+            .iter()
+            .rposition(|i| matches!(i, Inst::Prefetch { .. }))
+            .map_or(0, |i| i + 1);
+        for (at, inst) in program.code[..early].iter().enumerate() {
+            e.inst(at, inst);
+        }
         if self.overlaps() {
             // The next kernel may start as soon as the one before this one has ended, not earlier: what that one reads
             // would be cached under the next, which was started before this one overwrites it.
             e.asm.line("griddepcontrol.wait");
             e.asm.line("griddepcontrol.launch_dependents");
         }
-        for (at, inst) in program.code.iter().enumerate() {
+        for (at, inst) in program.code.iter().enumerate().skip(early) {
             e.inst(at, inst);
         }
         // Code for an older architecture runs on every later one, and PTX 7.8 knows sm_90 as its newest.

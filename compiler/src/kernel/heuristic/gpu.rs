@@ -127,16 +127,23 @@ impl<'g> Proposal<'g, '_> {
             return BLOCK;
         }
         let rows: i64 = self.s.kernel.rows.iter().map(|r| work(*r)).product();
+        let many = rows > 2 * PROCESSORS;
         let wanted = |s: usize| {
-            let outs: i64 = self.s.kernel.stages[s].outs.iter().map(|r| work(*r)).product();
-            let lanes = self.sums(s).iter().map(|(_, a)| work(a.range)).max().unwrap_or(1);
-            outs.saturating_mul(lanes.min(self.caps.lanes as i64))
+            let stage = &self.s.kernel.stages[s];
+            let outs: i64 = stage.outs.iter().map(|r| work(*r)).product();
+            let sums = self.reduces(s).into_iter().map(|(_, a)| work(a.range)).filter(|w| *w >= ROUNDS);
+            let rounds: i64 = sums.product();
+            let threads = outs.saturating_mul(rounds.min(self.caps.lanes as i64));
+            let threads = threads.max(STAGED.min(outs.saturating_mul(rounds / 4)));
+            // What every block computes for itself is more instructions the more threads there are.
+            let again = rows > 1 && !self.s.kernel.rows.iter().any(|r| topo(&[stage.store]).contains(r));
+            if again || many { threads.min(STAGED) } else { threads }
         };
         if (0..stages).any(|s| self.tiled(s)) {
             return BLOCK;
         }
         let most = (0..stages).map(wanted).max().unwrap_or(1).max(self.caps.lanes as i64);
-        let largest = if rows <= 2 * PROCESSORS { LARGEST } else { STAGED };
+        let largest = if rows <= PROCESSORS { LARGEST } else { LARGEST / 2 };
         largest.min(1 << (63 - most.leading_zeros()))
     }
 
