@@ -20,13 +20,19 @@ pub struct InterpDevice {
 impl InterpDevice {
     /// Stands in for a device of other capabilities: programs are scheduled as for that one.
     pub fn like(caps: Caps) -> InterpDevice {
-        InterpDevice { target: InterpTarget { caps } }
+        InterpDevice { target: InterpTarget { caps, bundles: caps.lanes > 1 } }
+    }
+    /// Launches every kernel by itself.
+    pub fn one_by_one(mut self) -> InterpDevice {
+        self.target.bundles = false;
+        self
     }
 }
 
 /// Code for the interpreter is the program's text.
 struct InterpTarget {
     caps: Caps,
+    bundles: bool,
 }
 
 impl Default for InterpTarget {
@@ -41,7 +47,7 @@ impl Default for InterpTarget {
             mma: false,
             transcendental: true,
         };
-        InterpTarget { caps }
+        InterpTarget { caps, bundles: false }
     }
 }
 
@@ -57,7 +63,7 @@ impl Target for InterpTarget {
     }
     /// As the GPU does that it stands in for.
     fn bundles(&self) -> bool {
-        self.caps.lanes > 1
+        self.bundles
     }
     fn emit_bundle(&self, bundle: &Bundle) -> Code {
         Code::Text(bundle.parts().iter().map(Linear::to_string).collect())

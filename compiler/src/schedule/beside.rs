@@ -19,6 +19,8 @@ const LONG: f64 = 32.0 * LAUNCH;
 const RESIDENT: u64 = 128 * 2048;
 const INSTRUCTIONS: f64 = 128.0 * 128.0;
 const BYTES: f64 = 2_500.0;
+/// Threads that it starts in a cycle, be it that they leave at once.
+const STARTS: f64 = 128.0 * 8.0;
 /// Cycles from an instruction to the next of the same thread, and threads that take turns without that showing.
 const TURN: f64 = 4.0;
 const TURNS: f64 = 128.0 * TURN;
@@ -37,7 +39,9 @@ struct Cost {
     /// Of the longest member, by itself.
     longest: f64,
     blocks: u64,
-    /// Most and fewest of a member.
+    /// Threads of all blocks that do something.
+    busy: u64,
+    /// Threads of a block: most and fewest of a member.
     threads: (u32, u32),
     local: usize,
     buffers: usize,
@@ -58,6 +62,7 @@ impl Cost {
             total,
             longest: depth.max(total),
             blocks,
+            busy: blocks * p.threads as u64,
             threads: (p.threads, p.threads),
             local: p.locals.iter().map(|l| (l.len * l.dtype.bytes()).next_multiple_of(16)).sum(),
             buffers: p.buffers.len(),
@@ -71,6 +76,7 @@ impl Cost {
             total: self.total + other.total,
             longest: self.longest.max(other.longest),
             blocks: self.blocks + other.blocks,
+            busy: self.busy + other.busy,
             threads: (self.threads.0.max(other.threads.0), self.threads.1.min(other.threads.1)),
             local: self.local.max(other.local),
             buffers: self.buffers + other.buffers,
@@ -79,7 +85,8 @@ impl Cost {
     }
 
     fn time(self) -> f64 {
-        LAUNCH + self.depth.max(self.total)
+        let idle = self.blocks * self.threads.0 as u64 - self.busy;
+        LAUNCH + self.depth.max(self.total) + idle as f64 / STARTS
     }
 
     /// Can it be one launch? Every block has as many threads as the largest part's.
@@ -182,6 +189,7 @@ mod tests {
             total: depth / 4.0,
             longest: depth,
             blocks: 64,
+            busy: 64 * 128,
             threads: (128, 128),
             local: 1 << 10,
             buffers: 3,
@@ -244,8 +252,8 @@ mod tests {
         assert_eq!(two(Cost { varying: 1, ..c }, Cost { varying: 1, ..c }), 2, "two grids that vary");
         assert_eq!(two(Cost { local: 64 << 10, ..c }, c), 2, "too much local memory");
         assert_eq!(two(cost(2.0 * LONG), c), 2, "too long to matter");
-        let wide = Cost { threads: (1024, 1024), blocks: 1, ..c };
+        let wide = Cost { threads: (1024, 1024), blocks: 1, busy: 1024, ..c };
         assert_eq!(two(wide, c), 1, "there is room for 65 blocks of 1024 threads");
-        assert_eq!(two(wide, Cost { blocks: 640, ..c }), 2, "and not for 641");
+        assert_eq!(two(wide, Cost { blocks: 640, busy: 640 * 128, ..c }), 2, "and not for 641");
     }
 }
