@@ -52,23 +52,25 @@ pub fn run(args: &Dump) -> Result<()> {
     Ok(())
 }
 
-/// Each kernel that runs when the model reads one token, to standard error.
+/// Each launch when the model reads one token, to standard error.
 pub fn model(model: &mut Model, show: &[DumpWhat]) -> Result<()> {
-    for (k, times) in model.kernels(1)? {
-        eprintln!("--- {times} x {}", k.program.name());
+    for (launched, times) in model.launches(1)? {
+        eprintln!("--- {times} x {}", launched.program.name());
         let wants = |w| show.contains(&w);
-        if wants(DumpWhat::Schedule) {
-            eprintln!("{}", kernel::show(&k.schedule));
-        }
-        if wants(DumpWhat::Kernel) {
-            eprintln!("{}", k.text);
-        }
-        if wants(DumpWhat::Linear) {
-            eprintln!("{}", k.program.linear());
+        for k in &launched.parts {
+            if wants(DumpWhat::Schedule) {
+                eprintln!("{}", kernel::show(&k.schedule));
+            }
+            if wants(DumpWhat::Kernel) {
+                eprintln!("{}", k.text);
+            }
+            if wants(DumpWhat::Linear) {
+                eprintln!("{}", k.linear());
+            }
         }
         if wants(DumpWhat::Asm) {
             let target = model.device().target();
-            eprintln!("{}", target.disassemble(&target.emit(k.program.linear())));
+            eprintln!("{}", target.disassemble(&target.emit_bundle(launched.program.bundle())));
         }
     }
     Ok(())

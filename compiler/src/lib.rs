@@ -1,5 +1,6 @@
 //! The compiler: tensor expressions in, machine code out. Pure: no I/O, clock, environment, device or unsafe.
 
+pub mod bundle;
 pub mod codegen;
 pub mod dtype;
 pub mod graph;

@@ -20,7 +20,7 @@ use runtime::check::layout;
 use runtime::device::{self, Device, Prepared};
 use runtime::plan::Plan;
 use runtime::schedules::Schedules;
-use runtime::step::{Choose, Compiled, Library};
+use runtime::step::{Choose, Launched, Library};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -394,16 +394,16 @@ impl Model {
         })
     }
 
-    /// The kernels from `tokens` tokens to logits, each with how often it is launched.
-    pub fn kernels(&mut self, tokens: usize) -> Result<Vec<(Compiled, usize)>, Error> {
+    /// The launches from `tokens` tokens to logits, each with how often there is one like it.
+    pub fn launches(&mut self, tokens: usize) -> Result<Vec<(Launched, usize)>, Error> {
         let rows = self.rows_for(tokens) as i64;
-        let mut out: Vec<(Compiled, usize)> = vec![];
+        let mut out: Vec<(Launched, usize)> = vec![];
         for part in [Part::Trunk, Part::Head] {
             let modules = self.modules(part, rows)?;
-            for kernel in modules.iter().flat_map(|(m, _)| m.kernels()) {
-                match out.iter_mut().find(|(k, _)| Arc::ptr_eq(&k.text, &kernel.text)) {
+            for launched in modules.iter().flat_map(|(m, _)| m.launches()) {
+                match out.iter_mut().find(|(l, _)| l.program.is(&launched.program)) {
                     Some((_, times)) => *times += 1,
-                    None => out.push((kernel.clone(), 1)),
+                    None => out.push((launched.clone(), 1)),
                 }
             }
         }

@@ -167,20 +167,23 @@ impl Model {
     fn targets(&self, profile: &profile::Profile, known: &BTreeSet<Key>) -> BTreeMap<Key, Target> {
         let mut targets: BTreeMap<Key, Target> = BTreeMap::new();
         for k in &profile.kernels {
-            let key = self.key(&k.compiled.text);
-            if known.contains(&key) {
-                continue;
+            let of = k.parts.len() as f64;
+            for (compiled, explained) in &k.parts {
+                let key = self.key(&compiled.text);
+                if known.contains(&key) {
+                    continue;
+                }
+                let target = targets.entry(key).or_insert_with(|| Target {
+                    name: compiled.program.name().into(),
+                    words: format!("{} · {}", explained.words, explained.shape),
+                    calls: 0,
+                    share: 0.0,
+                    seconds: k.seconds,
+                    launches: vec![],
+                });
+                target.calls += k.calls;
+                target.share += profile.share(k) / of;
             }
-            let target = targets.entry(key).or_insert_with(|| Target {
-                name: k.name().into(),
-                words: format!("{} · {}", k.explained.words, k.explained.shape),
-                calls: 0,
-                share: 0.0,
-                seconds: k.seconds,
-                launches: vec![],
-            });
-            target.calls += k.calls;
-            target.share += profile.share(k);
         }
         targets
     }
@@ -195,8 +198,9 @@ impl Model {
         targets: &mut BTreeMap<Key, Target>,
     ) -> Result<(), Error> {
         let modules = self.modules(part, rows as i64)?;
-        let keys = modules.iter().flat_map(|(m, _)| m.kernels()).map(|k| self.key(&k.text));
-        let keys: Vec<Key> = keys.collect();
+        let launches = modules.iter().flat_map(|(m, _)| m.launches());
+        let keys = launches.map(|l| l.parts.iter().map(|k| self.key(&k.text)).collect());
+        let keys: Vec<Vec<Key>> = keys.collect();
         let layers = self.layers.iter().chain(&self.draft).flat_map(|l| &l.caches);
         let lasting = self.weights.values().flatten().chain(layers).chain([&self.cos, &self.sin]);
         let lasting: HashSet<u64> = lasting.map(base).collect();
@@ -206,17 +210,18 @@ impl Model {
         let value = |name: &String| symbols.iter().find(|s| s.0 == name).map_or(0, |s| s.1);
         let values: Vec<i64> = names.iter().map(value).collect();
         let mut kept: BTreeMap<Key, usize> = BTreeMap::new();
-        for (launch, key) in prepared.plan().launches().iter().zip(keys) {
-            if let Some(target) = targets.get_mut(&key) {
+        for (launch, keys) in prepared.plan().launches().iter().zip(keys) {
+            for ((_, args), key) in launch.parts().zip(keys) {
+                let Some(target) = targets.get_mut(&key) else { continue };
                 let passing = |s: &&Slice| !lasting.contains(&base(s));
-                let bytes = launch.args().iter().filter(passing).map(Slice::len).sum::<usize>();
+                let bytes = args.iter().filter(passing).map(Slice::len).sum::<usize>();
                 let kept = kept.entry(key).or_default();
                 let enough = (ROUND / target.seconds.max(1e-9)).ceil() as usize;
                 let n = target.launches.len();
                 if n == 0 || n < enough && *kept + bytes <= most {
                     *kept += bytes;
                     let copy = |s: &Slice| if passing(&s) { copied(&*self.device, s) } else { Ok(s.clone()) };
-                    target.launches.push(launch.args().iter().map(copy).collect::<Result<_, _>>()?);
+                    target.launches.push(args.iter().map(copy).collect::<Result<_, _>>()?);
                 }
             }
             let mut plan = Plan::new(names.iter().cloned());

@@ -6,6 +6,7 @@
 
 use crate::buffer::{Buffer, Slice};
 use crate::plan::Plan;
+use compiler::bundle::Bundle;
 use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
 use std::any::Any;
@@ -32,6 +33,12 @@ pub trait Device: Send + Sync {
     /// Makes a program ready to run. `code` must be what this device's target emitted for `linear`: it is trusted.
     fn load(&self, linear: Linear, code: Code) -> Result<Program, Error>;
 
+    /// As `load`, for programs that are launched together; for devices whose target bundles.
+    fn load_bundle(&self, bundle: Bundle, _code: Code) -> Result<Program, Error> {
+        let why = format!("{} runs one program at a time", self.name());
+        Err(Error::Code { program: bundle.name().into(), why })
+    }
+
     /// Does once whatever can be done before the first step.
     fn prepare(&self, plan: Plan) -> Result<Prepared, Error>;
 
@@ -48,29 +55,36 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// A program loaded on a device; a cheap handle.
+/// A program, or several that are launched together, loaded on a device; a cheap handle.
 #[derive(Clone)]
 pub struct Program(Arc<Loaded>);
 
 struct Loaded {
-    linear: Linear,
+    bundle: Bundle,
     code: Box<dyn Any + Send + Sync>,
 }
 
 impl Program {
     /// `code` is what the device made of the program; it is dropped with the last handle.
-    pub fn new(linear: Linear, code: impl Any + Send + Sync) -> Program {
-        Program(Arc::new(Loaded { linear, code: Box::new(code) }))
+    pub fn new(bundle: impl Into<Bundle>, code: impl Any + Send + Sync) -> Program {
+        Program(Arc::new(Loaded { bundle: bundle.into(), code: Box::new(code) }))
     }
-    pub fn linear(&self) -> &Linear {
-        &self.0.linear
+    pub fn bundle(&self) -> &Bundle {
+        &self.0.bundle
+    }
+    pub fn parts(&self) -> &[Linear] {
+        self.0.bundle.parts()
     }
     pub fn name(&self) -> &str {
-        &self.0.linear.name
+        self.0.bundle.name()
+    }
+    /// Whether both are handles of the same loaded program.
+    pub fn is(&self, other: &Program) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
     /// Number of grid indices at these values of the program's own symbols.
     pub fn grid(&self, symbols: &[i64]) -> u64 {
-        self.0.linear.grid.eval(symbols).max(0) as u64
+        self.0.bundle.grid(symbols)
     }
     /// The device's form of the code; an error where another device loaded it.
     pub fn code<T: Any>(&self) -> Result<&T, Error> {
@@ -126,6 +140,9 @@ pub enum Error {
 
     #[error("buffer {arg} of program {program} starts at byte {offset}, not at a whole {dtype}")]
     Misaligned { program: String, arg: usize, offset: usize, dtype: compiler::dtype::DType },
+
+    #[error("programs {first} and {second} are to run side by side, and one writes what the other touches")]
+    Beside { first: String, second: String },
 
     #[error("program {program} needs the symbol `{symbol}`, which the plan lacks (it has: {known})")]
     UnknownSymbol { program: String, symbol: String, known: String },

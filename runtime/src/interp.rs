@@ -6,6 +6,7 @@
 use crate::buffer::{Buffer, Memory, Slice};
 use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::{Launch, Plan};
+use compiler::bundle::Bundle;
 use compiler::codegen::{Caps, Code, Target};
 use compiler::interp;
 use compiler::linear::Linear;
@@ -19,13 +20,19 @@ pub struct InterpDevice {
 impl InterpDevice {
     /// Stands in for a device of other capabilities: programs are scheduled as for that one.
     pub fn like(caps: Caps) -> InterpDevice {
-        InterpDevice { target: InterpTarget { caps } }
+        InterpDevice { target: InterpTarget { caps, bundles: caps.lanes > 1 } }
+    }
+    /// Launches every kernel by itself.
+    pub fn one_by_one(mut self) -> InterpDevice {
+        self.target.bundles = false;
+        self
     }
 }
 
 /// Code for the interpreter is the program's text.
 struct InterpTarget {
     caps: Caps,
+    bundles: bool,
 }
 
 impl Default for InterpTarget {
@@ -40,7 +47,7 @@ impl Default for InterpTarget {
             mma: false,
             transcendental: true,
         };
-        InterpTarget { caps }
+        InterpTarget { caps, bundles: false }
     }
 }
 
@@ -53,6 +60,13 @@ impl Target for InterpTarget {
     }
     fn emit(&self, program: &Linear) -> Code {
         Code::Text(program.to_string())
+    }
+    /// As the GPU does that it stands in for.
+    fn bundles(&self) -> bool {
+        self.bundles
+    }
+    fn emit_bundle(&self, bundle: &Bundle) -> Code {
+        Code::Text(bundle.parts().iter().map(Linear::to_string).collect())
     }
     fn disassemble(&self, code: &Code) -> String {
         match code {
@@ -84,6 +98,9 @@ impl Device for InterpDevice {
     fn load(&self, linear: Linear, _: Code) -> Result<Program, Error> {
         Ok(Program::new(linear, Own))
     }
+    fn load_bundle(&self, bundle: Bundle, _: Code) -> Result<Program, Error> {
+        Ok(Program::new(bundle, Own))
+    }
     fn prepare(&self, plan: Plan) -> Result<Prepared, Error> {
         for launch in plan.launches() {
             launch.program().code::<Own>()?;
@@ -103,20 +120,21 @@ impl Device for InterpDevice {
     }
 }
 
-/// Runs one launch on copies of its arguments and puts back those it writes.
+/// Runs one launch on copies of its arguments and puts back those it writes. All copies are of before the launch: no part
+/// of it sees what another writes.
 fn interpret(launch: &Launch, symbols: &[i64]) -> Result<(), Error> {
-    let linear = launch.program().linear();
-    let mut copies = vec![];
-    for arg in launch.args() {
-        let mut copy = vec![0; arg.len()];
-        Memory::read(arg, 0, &mut copy)?;
-        copies.push(copy);
-    }
-    interp::linear::run(linear, &mut copies, &launch.symbols(symbols).collect::<Vec<_>>());
-    for ((arg, copy), (_, written)) in launch.args().iter().zip(&copies).zip(&linear.buffers) {
-        if *written {
-            Memory::write(arg, 0, copy)?;
+    let symbols: Vec<i64> = launch.symbols(symbols).collect();
+    let mut done = vec![];
+    for (linear, args) in launch.parts() {
+        let mut copies = vec![];
+        for arg in args {
+            let mut copy = vec![0; arg.len()];
+            Memory::read(arg, 0, &mut copy)?;
+            copies.push(copy);
         }
+        interp::linear::run(linear, &mut copies, &symbols);
+        let written = args.iter().zip(copies).zip(&linear.buffers).filter(|(_, (_, written))| *written);
+        done.extend(written.map(|(changed, _)| changed));
     }
-    Ok(())
+    done.into_iter().try_for_each(|(arg, copy)| Memory::write(arg, 0, &copy))
 }

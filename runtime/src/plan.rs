@@ -5,6 +5,7 @@
 
 use crate::buffer::Slice;
 use crate::device::{Error, Program};
+use compiler::linear::Linear;
 
 pub struct Plan {
     symbols: Vec<String>,
@@ -64,16 +65,13 @@ impl Plan {
 
     /// Appends a launch of `program` on `args`.
     pub fn push(&mut self, program: &Program, args: Vec<Slice>) -> Result<(), Error> {
-        let linear = program.linear();
-        let name = || linear.name.clone();
-        if args.len() != linear.buffers.len() {
-            return Err(Error::Arguments {
-                program: name(),
-                expected: linear.buffers.len(),
-                given: args.len(),
-            });
+        let bundle = program.bundle();
+        let name = || bundle.name().to_string();
+        let expected = bundle.buffers().count();
+        if args.len() != expected {
+            return Err(Error::Arguments { program: name(), expected, given: args.len() });
         }
-        for (arg, (slice, &(dtype, _))) in args.iter().zip(&linear.buffers).enumerate() {
+        for (arg, (slice, (dtype, _))) in args.iter().zip(bundle.buffers()).enumerate() {
             if slice.address() % dtype.scalar.bytes() as u64 != 0 {
                 return Err(Error::Misaligned { program: name(), arg, offset: slice.offset(), dtype });
             }
@@ -85,8 +83,9 @@ impl Plan {
                 known: self.symbols.join(", "),
             })
         };
-        let symbols = linear.symbols.iter().map(find).collect::<Result<_, _>>()?;
+        let symbols = bundle.symbols().iter().map(find).collect::<Result<_, _>>()?;
         let mut launch = Launch { program: program.clone(), args, symbols, after: None };
+        launch.apart()?;
         launch.after = self.launches.iter().rposition(|earlier| launch.conflicts(earlier));
         self.launches.push(launch);
         Ok(())
@@ -125,21 +124,43 @@ impl Launch {
         self.after
     }
 
-    /// The arguments, each with whether it is written.
-    fn touched(&self) -> impl Iterator<Item = (&Slice, bool)> {
-        self.args.iter().zip(self.program.linear().buffers.iter().map(|b| b.1))
+    /// The programs that are launched together, each with its arguments.
+    pub fn parts(&self) -> impl Iterator<Item = (&Linear, &[Slice])> {
+        self.program.parts().iter().scan(&self.args[..], |rest, part| {
+            let (own, others) = rest.split_at(part.buffers.len());
+            *rest = others;
+            Some((part, own))
+        })
     }
+
     fn conflicts(&self, other: &Launch) -> bool {
-        self.touched().any(|(a, wa)| other.touched().any(|(b, wb)| (wa || wb) && a.overlaps(b)))
+        self.parts().any(|a| other.parts().any(|b| overlap(a, b)))
     }
+    /// That its parts do not depend on one another.
+    fn apart(&self) -> Result<(), Error> {
+        for (i, a) in self.parts().enumerate() {
+            if let Some(b) = self.parts().skip(i + 1).find(|b| overlap(a, *b)) {
+                return Err(Error::Beside { first: a.0.name.clone(), second: b.0.name.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Does one write what the other touches?
+fn overlap(a: (&Linear, &[Slice]), b: (&Linear, &[Slice])) -> bool {
+    let of_a = || a.1.iter().zip(&a.0.buffers);
+    let of_b = || b.1.iter().zip(&b.0.buffers);
+    of_a().any(|(x, (_, wx))| of_b().any(|(y, (_, wy))| (*wx || *wy) && x.overlaps(y)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::buffer::{Buffer, Memory};
+    use compiler::bundle::Bundle;
     use compiler::dtype::DType;
-    use compiler::linear::{Count, Linear};
+    use compiler::linear::Count;
     use compiler::scalar::Binary;
 
     /// Reads its first buffer and writes its second.
@@ -207,6 +228,24 @@ mod tests {
         assert_eq!(launch.symbols(&[3, 70]).collect::<Vec<_>>(), [70, 3]);
         assert_eq!(launch.program().grid(&[70, 3]), 6);
         assert_eq!(launch.program().grid(&[70, -3]), 0, "less than nothing is nothing");
+    }
+
+    #[test]
+    fn parts_of_a_launch_must_not_touch_what_another_writes() {
+        let b = Memory::alloc(64).unwrap();
+        let one = program(Count::Const(1), &[]).parts()[0].clone();
+        let two = Program::new(Bundle::new(vec![one.clone(), one]), ());
+        let mut plan = Plan::new([""; 0]);
+        let places = |all: [usize; 4]| all.iter().map(|&p| at(&b, p)).collect::<Vec<_>>();
+        plan.push(&two, places([0, 4, 0, 8])).unwrap();
+        for wrong in [[0, 4, 4, 8], [0, 4, 0, 4], [8, 4, 0, 8]] {
+            let why = plan.push(&two, places(wrong)).unwrap_err().to_string();
+            assert!(why.contains("p and p are to run side by side"), "{why}");
+        }
+        plan.push(&two, places([12, 16, 8, 20])).unwrap();
+        assert_eq!(plan.launches()[1].after(), Some(0), "the second part reads what the first launch wrote");
+        let starts = |args: &[Slice]| args.iter().map(Slice::offset).collect::<Vec<_>>();
+        assert_eq!(starts(plan.launches()[1].parts().nth(1).unwrap().1), [8, 20]);
     }
 
     #[test]

@@ -2,16 +2,18 @@
 //!
 //! In: the expressions, a slice for each input buffer, and how to choose each kernel's schedule. Out: a [`Module`], whose
 //! launches are put into plans as often as wanted, each time over other buffers; or a [`Step`], one module as a plan of
-//! its own. Temporaries share one arena.
+//! its own. Temporaries share one arena. Where the target bundles, kernels that do not depend on one another are one launch.
+//! Slots are different memory, unless nothing is written to them.
 
 use crate::buffer::{Buffer, Slice};
 use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
+use compiler::bundle::Bundle;
 use compiler::codegen::linearize;
 use compiler::graph::{Ex, Graph, Op};
 use compiler::kernel::split::{Phase, phases};
 use compiler::kernel::{Illegal, Opt, heuristic};
-use compiler::linear::Count;
+use compiler::linear::{Count, Linear};
 use compiler::pipeline;
 use compiler::schedule::{self, Grain, Kernel, buffer_bytes};
 use compiler::tensor::Tensor;
@@ -22,16 +24,30 @@ use std::sync::Arc;
 pub struct Step {
     prepared: Prepared,
     outputs: Vec<Slice>,
-    kernels: Vec<Compiled>,
+    launches: Vec<Launched>,
 }
 
 /// What became of one kernel.
 #[derive(Clone)]
 pub struct Compiled {
+    /// The kernel alone.
     pub program: Program,
     pub schedule: Vec<Opt>,
     /// The kernel for people, before its schedule; one allocation for all that share the program.
     pub text: Arc<str>,
+}
+
+impl Compiled {
+    pub fn linear(&self) -> &Linear {
+        &self.program.parts()[0]
+    }
+}
+
+/// Kernels that are launched together; mostly it is one.
+#[derive(Clone)]
+pub struct Launched {
+    pub program: Program,
+    pub parts: Vec<Compiled>,
 }
 
 /// A buffer that kernels of a module touch.
@@ -107,25 +123,46 @@ impl Known {
 
 /// Kernels that were compiled for a device, by their text: modules that have a kernel in common share it.
 #[derive(Default)]
-pub struct Library(HashMap<String, Known>);
+pub struct Library {
+    kernels: HashMap<String, Known>,
+    /// By where the texts of their parts lie.
+    bundles: HashMap<Vec<usize>, Program>,
+}
 
 impl Library {
+    /// The kernels as one launch.
+    fn launched(&mut self, device: &dyn Device, parts: Vec<Compiled>) -> Result<Launched, Error> {
+        if let [one] = &parts[..] {
+            return Ok(Launched { program: one.program.clone(), parts });
+        }
+        let key = parts.iter().map(|p| p.text.as_ptr() as usize).collect();
+        let program = match self.bundles.entry(key) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(free) => {
+                let bundle = Bundle::new(parts.iter().map(|p| p.linear().clone()).collect());
+                let code = device.target().emit_bundle(&bundle);
+                free.insert(device.load_bundle(bundle, code)?).clone()
+            }
+        };
+        Ok(Launched { program, parts })
+    }
+
     fn get(&mut self, device: &dyn Device, kernel: &Kernel, choose: &mut dyn Choose) -> Result<Known, Error> {
         let key = format!("{:?} {kernel}", kernel.g.symbols());
-        if let Some(known) = self.0.get(&key) {
+        if let Some(known) = self.kernels.get(&key) {
             return Ok(known.clone());
         }
         let known = Known::new(device, kernel, choose.choose(kernel)).or_else(|refused| {
             Known::new(device, kernel, choose.instead(kernel, &refused).ok_or(refused)?)
         })?;
-        self.0.insert(key, known.clone());
+        self.kernels.insert(key, known.clone());
         Ok(known)
     }
 }
 
 /// Loaded kernels in order, by the slots of the graph that they came from.
 pub struct Module {
-    kernels: Vec<Compiled>,
+    launches: Vec<Launched>,
     /// The slots of each kernel's arguments.
     args: Vec<Vec<u32>>,
     buffers: HashMap<u32, Argument>,
@@ -152,13 +189,25 @@ impl Module {
             }
             kernels.extend(known.phases);
         }
-        let arena = schedule::plan_memory(&program);
+        let groups: Vec<Vec<usize>> = if device.target().bundles() {
+            let linears: Vec<&Linear> = kernels.iter().map(Compiled::linear).collect();
+            schedule::beside(&program.kernels, &linears)
+        } else {
+            (0..kernels.len()).map(|k| vec![k]).collect()
+        };
+        program.kernels = groups.iter().flatten().map(|&k| program.kernels[k].clone()).collect();
+        let moments: Vec<usize> = groups.iter().enumerate().flat_map(|(m, g)| vec![m; g.len()]).collect();
+        let arena = schedule::plan_memory(&program, &moments);
+        let launches = groups
+            .iter()
+            .map(|g| library.launched(device, g.iter().map(|&k| kernels[k].clone()).collect()))
+            .collect::<Result<_, _>>()?;
         let temps = program.temps.iter().filter_map(|t| {
             let at = arena.offsets.get(&t.id)?;
             Some((slot(*t), *at, buffer_bytes(*t)))
         });
         let mut module = Module {
-            kernels,
+            launches,
             args: vec![],
             buffers: HashMap::new(),
             temps: temps.collect(),
@@ -177,13 +226,14 @@ impl Module {
         Ok(module)
     }
 
-    pub fn kernels(&self) -> &[Compiled] {
-        &self.kernels
+    pub fn launches(&self) -> &[Launched] {
+        &self.launches
     }
     /// Each kernel with the buffers that it is given, in order.
     pub fn calls(&self) -> impl Iterator<Item = (&Compiled, Vec<&Argument>)> {
-        self.kernels
+        self.launches
             .iter()
+            .flat_map(|l| &l.parts)
             .zip(self.args.iter().map(|slots| slots.iter().map(|s| &self.buffers[s]).collect()))
     }
     /// Bytes of temporaries.
@@ -201,11 +251,14 @@ impl Module {
         for &(slot, at, bytes) in &self.temps {
             memory.insert(slot, scratch.slice(at, bytes)?);
         }
-        for (kernel, slots) in self.kernels.iter().zip(&self.args) {
-            let args = slots.iter().map(|s| {
+        let mut rest = &self.args[..];
+        for launched in &self.launches {
+            let (own, others) = rest.split_at(launched.parts.len());
+            rest = others;
+            let args = own.iter().flatten().map(|s| {
                 memory.get(s).cloned().ok_or_else(|| Error::Unbound { buffer: self.buffers[s].name.clone() })
             });
-            plan.push(&kernel.program, args.collect::<Result<_, _>>()?)?;
+            plan.push(&launched.program, args.collect::<Result<_, _>>()?)?;
         }
         Ok(())
     }
@@ -240,15 +293,15 @@ impl Step {
         let mut plan = Plan::new(g.symbols().into_iter().map(|s| s.name));
         module.push(&mut plan, &memory, &device.alloc(module.scratch.max(1))?)?;
         let outputs = module.outputs.iter().map(|(slot, _)| memory[slot].clone()).collect();
-        Ok(Step { prepared: device.prepare(plan)?, outputs, kernels: module.kernels })
+        Ok(Step { prepared: device.prepare(plan)?, outputs, launches: module.launches })
     }
 
     /// Where the results lie, in the order in which they were asked for.
     pub fn outputs(&self) -> &[Slice] {
         &self.outputs
     }
-    pub fn kernels(&self) -> &[Compiled] {
-        &self.kernels
+    pub fn launches(&self) -> &[Launched] {
+        &self.launches
     }
     pub fn prepared(&mut self) -> &mut Prepared {
         &mut self.prepared

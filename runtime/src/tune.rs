@@ -88,7 +88,7 @@ impl Trial<'_, '_> {
         let one = |linear: &Linear| {
             work(linear, &linear.symbols.iter().map(value).collect::<Vec<_>>()).instructions as f64
         };
-        ready.phases.iter().map(|(program, _)| one(program.linear())).sum()
+        ready.phases.iter().flat_map(|(program, _)| program.parts()).map(one).sum()
     }
 
     /// Seconds of a launch; what is much slower than `best` is not timed with care.

@@ -1,5 +1,6 @@
 //! What only a GPU can show: every code generator's case against the interpreter, graphs, errors, speed.
 
+use compiler::bundle::Bundle;
 use compiler::interp;
 use compiler::linear::Linear;
 use compiler::rng::Rng;
@@ -53,14 +54,23 @@ fn run(
     buffers: &[Vec<u8>],
     symbols: &[i64],
 ) -> Result<Vec<Vec<u8>>, Error> {
-    let program = gpu.load(linear.clone(), gpu.target().emit(linear))?;
+    run_bundle(gpu, &linear.clone().into(), buffers, symbols)
+}
+
+fn run_bundle(
+    gpu: &CudaDevice,
+    bundle: &Bundle,
+    buffers: &[Vec<u8>],
+    symbols: &[i64],
+) -> Result<Vec<Vec<u8>>, Error> {
+    let program = gpu.load_bundle(bundle.clone(), gpu.target().emit_bundle(bundle))?;
     let mut slices = vec![];
     for bytes in buffers {
         let slice = gpu.alloc(bytes.len())?.whole();
         gpu.write(&slice, 0, bytes)?;
         slices.push(slice);
     }
-    let mut plan = Plan::new(linear.symbols.clone());
+    let mut plan = Plan::new(bundle.symbols().to_vec());
     plan.push(&program, slices.clone())?;
     gpu.run(&mut gpu.prepare(plan)?, symbols)?;
     let read = |slice: &Slice| {
@@ -97,6 +107,18 @@ fn random_programs_run_as_interpreted() {
             Some(why) => Err(format!("seed {seed}: {why}")),
             None => Ok(()),
         }
+    });
+}
+
+#[test]
+fn bundles_run_as_their_parts_one_by_one() {
+    let Some(gpu) = device() else { return };
+    check_all(300, |seed| {
+        let (bundle, buffers, symbols) =
+            testing::random_bundle(&mut Rng::new(seed as u64), &testing::GPU, 20);
+        let got = run_bundle(&gpu, &bundle, &buffers, &symbols).map_err(|e| format!("seed {seed}: {e}"))?;
+        let differs = testing::bundle_difference(&bundle, &buffers, &symbols, &got);
+        differs.map_or(Ok(()), |why| Err(format!("seed {seed}: {why}")))
     });
 }
 

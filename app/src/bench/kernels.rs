@@ -214,7 +214,8 @@ impl Runner<'_> {
         passes.sort_by(f64::total_cmp);
         let seconds = times[times.len() / 2];
         let speed = case.weight_bytes() as f64 / seconds / 1e9;
-        let schedules: Vec<String> = step.kernels().iter().map(|k| show(&k.schedule)).collect();
+        let schedules: Vec<String> =
+            step.launches().iter().flat_map(|l| &l.parts).map(|k| show(&k.schedule)).collect();
         let row = Row {
             name: case.to_string(),
             what: match kind {

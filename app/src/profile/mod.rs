@@ -91,7 +91,8 @@ fn source(model: &Model, profile: &Profile, wanted: &str) -> Result<String> {
         [] => bail!("no kernel is called `{wanted}`; there are{}", listed(&mut all.iter())),
         _ => bail!("several kernels are called `{wanted}`; give a number:{}", listed(&mut found.into_iter())),
     };
-    let (target, linear) = (model.device().target(), k.compiled.program.linear());
+    let target = model.device().target();
+    let linear: String = k.program.parts().iter().map(|p| p.to_string()).collect();
     Ok(format!(
         "{number}  {}\n{}; {}\n{}\nschedule {}\n\n{}\n{linear}\n{}\n",
         k.name(),
@@ -99,7 +100,7 @@ fn source(model: &Model, profile: &Profile, wanted: &str) -> Result<String> {
         k.explained.shape,
         report::sources(k).join(", "),
         k.schedule,
-        k.compiled.text,
-        target.disassemble(&target.emit(linear)),
+        k.text(),
+        target.disassemble(&target.emit_bundle(k.program.bundle())),
     ))
 }

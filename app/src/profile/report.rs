@@ -196,7 +196,7 @@ fn row(p: &Profile, id: usize, k: &Kernel) -> Row {
         gop_s: k.operations / k.seconds.max(1e-12) / 1e9,
         instructions: k.instructions,
         loaded: k.loaded,
-        text: k.compiled.text.to_string(),
+        text: k.text(),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod vectorize;
 pub mod widen;
 pub mod x86;
 
+use crate::bundle::Bundle;
 use crate::linear::Linear;
 
 /// What a schedule may count on.
@@ -48,6 +49,17 @@ pub trait Target: Send + Sync {
     fn name(&self) -> &str;
     fn caps(&self) -> Caps;
     fn emit(&self, program: &Linear) -> Code;
+    /// Do launches cost so much that programs which do not depend on one another are better launched together?
+    fn bundles(&self) -> bool {
+        false
+    }
+    /// Code of a bundle; of more than one part only where [`Target::bundles`] says so.
+    fn emit_bundle(&self, bundle: &Bundle) -> Code {
+        match bundle.parts() {
+            [one] => self.emit(one),
+            _ => panic!("{} runs one program at a time, not {}", self.name(), bundle.name()),
+        }
+    }
     /// The code as a person reads it.
     fn disassemble(&self, code: &Code) -> String;
 }

@@ -20,9 +20,10 @@ pub fn buffer_bytes(b: Ex) -> usize {
     product(b.g, &b.dims()).bounds().1 as usize * b.dtype().bytes()
 }
 
-pub fn plan_memory(p: &Program) -> Arena {
+/// `moments` says when each kernel runs; kernels of one moment share no bytes of what they touch.
+pub fn plan_memory(p: &Program, moments: &[usize]) -> Arena {
     let mut life: HashMap<Id, (usize, usize)> = HashMap::new();
-    for (k, kernel) in p.kernels.iter().enumerate() {
+    for (kernel, &k) in p.kernels.iter().zip(moments) {
         for (b, _) in kernel.buffers() {
             life.entry(b.id).or_insert((k, k)).1 = k;
         }

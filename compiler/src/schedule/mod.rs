@@ -3,10 +3,12 @@
 //! In: tensor expressions. Out: a [`Program`]: kernels in an order that respects every dependence, each a list of
 //! stages over ranges, and the memory between them. Of the target only its [`Grain`] is known here.
 
+mod beside;
 mod fuse;
 pub mod lower;
 mod memory;
 
+pub use beside::beside;
 pub use fuse::{Grain, program};
 pub use memory::{Arena, buffer_bytes, plan_memory};
 

@@ -2,11 +2,13 @@
 //! target's [`Caps`] in, a legal program with its inputs out. Every result of a random program is determined bit by bit,
 //! but for the payload of NaNs ([`difference`]). Random tensor programs are in [`graphs`].
 
+mod bundles;
 pub mod cases;
 mod generate;
 pub mod graphs;
 mod shrink;
 
+pub use bundles::{bundle_difference, random_bundle};
 pub use generate::random_program;
 pub use shrink::shrink;
 

@@ -111,7 +111,7 @@ fn temporaries_share_memory() {
     assert!(count(&p) >= 6);
     let large: Vec<Ex> = p.temps.iter().copied().filter(|t| buffer_bytes(*t) >= 1 << 20).collect();
     assert_eq!(large.len(), 5, "the last one is the output");
-    let arena = plan_memory(&p);
+    let arena = plan_memory(&p, &(0..p.kernels.len()).collect::<Vec<_>>());
     let one = (rows * cols * 4) as usize;
     assert!(arena.bytes <= 2 * one + 16 * 1024, "{} bytes for chains of {one}", arena.bytes);
     let disjoint = |a: &Ex, b: &Ex| {

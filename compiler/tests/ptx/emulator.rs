@@ -129,6 +129,8 @@ impl Machine<'_> {
             for t in &mut threads {
                 self.run_until_meeting(t);
             }
+            // Barriers and shuffles are for the threads that have not left.
+            threads.retain(|t| self.kernel.code[t.pc].op[0] != "exit");
             let pc = threads[0].pc;
             assert!(threads.iter().all(|t| t.pc == pc), "threads meet at different places");
             let ins = &self.kernel.code[pc];
@@ -154,10 +156,11 @@ impl Machine<'_> {
     fn run_until_meeting(&mut self, t: &mut Thread) {
         loop {
             let ins = &self.kernel.code[t.pc];
-            if matches!(ins.op[0].as_str(), "ret" | "bar" | "shfl" | "mma") {
+            let active = ins.guard.is_none_or(|p| t.regs[p] != 0);
+            let meets = matches!(ins.op[0].as_str(), "ret" | "bar" | "shfl" | "mma");
+            if meets || ins.op[0] == "exit" && active {
                 return;
             }
-            let active = ins.guard.is_none_or(|p| t.regs[p] != 0);
             t.pc += 1;
             if !active {
                 continue;
@@ -320,8 +323,10 @@ fn compute(op: &[&str], ty: &str, raw: &[u64]) -> u64 {
             return match op[1] {
                 "lt" => order.is_lt(),
                 "le" => order.is_le(),
+                "ge" => order.is_ge(),
                 "eq" => order.is_eq(),
-                _ => order.is_ne(),
+                "ne" => order.is_ne(),
+                other => panic!("comparison {other}"),
             } as u64;
         }
         "mov" | "cvta" => v[0],

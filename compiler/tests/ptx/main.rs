@@ -2,6 +2,7 @@
 
 mod emulator;
 
+use compiler::bundle::Bundle;
 use compiler::codegen::ptx::{Ptx, dynamic_shared};
 use compiler::codegen::{Code, Target};
 use compiler::dtype::{Bits, DType};
@@ -16,6 +17,7 @@ use compiler::rng::Rng;
 use compiler::schedule::{Grain, buffer_bytes};
 use compiler::table::{Case, Fill, Form, fill};
 use compiler::testing::{self, cases};
+use std::collections::HashSet;
 use std::process::{Command, Stdio};
 
 fn emit(sm: u32, program: &Linear) -> String {
@@ -25,11 +27,14 @@ fn emit(sm: u32, program: &Linear) -> String {
     }
 }
 
+fn shared_bytes(p: &Linear) -> usize {
+    p.locals.iter().map(|l| (l.dtype.bytes() * l.len).next_multiple_of(16)).sum()
+}
+
 /// The buffers as the emulator leaves them.
 fn emulate(p: &Linear, buffers: &[Vec<u8>], symbols: &[i64]) -> Vec<Vec<u8>> {
     let mut buffers = buffers.to_vec();
-    let shared = p.locals.iter().map(|l| (l.dtype.bytes() * l.len).next_multiple_of(16)).sum();
-    emulator::run(&emit(80, p), p.grid.eval(symbols), p.threads, shared, &mut buffers, symbols);
+    emulator::run(&emit(80, p), p.grid.eval(symbols), p.threads, shared_bytes(p), &mut buffers, symbols);
     buffers
 }
 
@@ -60,6 +65,33 @@ fn random_programs_run_as_interpreted() {
             panic!("seed {seed}: {}\n{small}\n{}", differs(&small).unwrap(), emit(80, &small));
         }
     }
+}
+
+fn emit_bundle(sm: u32, bundle: &Bundle) -> String {
+    match Ptx::new(sm).emit_bundle(bundle) {
+        Code::Text(text) => text,
+        Code::Machine(_) => panic!("PTX is text"),
+    }
+}
+
+fn random_bundle(seed: u64) -> (Bundle, Vec<Vec<u8>>, Vec<i64>) {
+    testing::random_bundle(&mut Rng::new(seed), &testing::GPU, 20)
+}
+
+#[test]
+fn bundles_run_as_their_parts_one_by_one() {
+    let mut idle = HashSet::new();
+    for seed in 0..150 {
+        let (bundle, buffers, symbols) = random_bundle(seed);
+        let (text, mut got) = (emit_bundle(90, &bundle), buffers.clone());
+        let shared = bundle.parts().iter().map(shared_bytes).max().unwrap();
+        let grid = bundle.grid(&symbols) as i64;
+        emulator::run(&text, grid, bundle.threads(), shared, &mut got, &symbols);
+        let differs = testing::bundle_difference(&bundle, &buffers, &symbols, &got);
+        assert_eq!(differs, None, "seed {seed}\n{text}");
+        idle.extend(bundle.parts().iter().map(|p| p.threads < bundle.threads()));
+    }
+    assert_eq!(idle.len(), 2, "parts that use all threads of their blocks and parts that do not");
 }
 
 /// Scores, softmax and values of 32 pieces of a cache in f16: register tiles, wide loads and stores, stages.
@@ -175,11 +207,14 @@ fn everything_assembles() {
         let random = (0..300).map(|seed| testing::random_program(&mut Rng::new(seed), &testing::GPU, 30).0);
         let products = products().into_iter().map(|p| p.0);
         let all = cases::all(128).into_iter().map(|c| c.program).chain(random).chain(products);
-        for (i, mut program) in all.enumerate() {
-            program.name = format!("{}_{i}", program.name);
-            let text = emit(sm, &program);
-            if dynamic_shared(&program) > 0 {
-                assemble(sm, &program.name, &text);
+        let bundles = (0..60).map(|seed| random_bundle(seed).0);
+        for (i, bundle) in all.map(Bundle::from).chain(bundles).enumerate() {
+            let mut parts = bundle.parts().to_vec();
+            parts.iter_mut().for_each(|p| p.name = format!("{}_{i}", p.name));
+            let bundle = Bundle::new(parts);
+            let text = emit_bundle(sm, &bundle);
+            if bundle.parts().iter().any(|p| dynamic_shared(p) > 0) {
+                assemble(sm, bundle.name(), &text);
                 continue;
             }
             let (header, entry) = text.split_at(text.find(".visible").unwrap());

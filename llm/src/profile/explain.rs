@@ -61,6 +61,41 @@ pub struct Explained {
     pub bytes: f64,
 }
 
+impl Explained {
+    /// Kernels that are launched together in the words of each. Their components share by bytes.
+    pub fn together<'a>(parts: impl Iterator<Item = &'a Explained>) -> Explained {
+        let parts: Vec<&Explained> = parts.collect();
+        let all: f64 = parts.iter().map(|p| p.bytes).sum();
+        let mut out = Explained {
+            components: vec![],
+            words: String::new(),
+            shape: String::new(),
+            sources: vec![],
+            bytes: all,
+        };
+        let join = |of: fn(&Explained) -> &str| {
+            let texts: Vec<&str> = parts.iter().map(|p| of(p)).filter(|t| !t.is_empty()).collect();
+            texts.join(" | ")
+        };
+        (out.words, out.shape) = (join(|p| &p.words), join(|p| &p.shape));
+        for p in &parts {
+            let weight = if all > 0.0 { p.bytes / all } else { 1.0 / parts.len() as f64 };
+            for (component, share) in &p.components {
+                match out.components.iter_mut().find(|(known, _)| known == component) {
+                    Some((_, sum)) => *sum += share * weight,
+                    None => out.components.push((*component, share * weight)),
+                }
+            }
+            for source in &p.sources {
+                if !out.sources.contains(source) {
+                    out.sources.push(source);
+                }
+            }
+        }
+        out
+    }
+}
+
 /// What a temporary holds.
 #[derive(Clone, Copy)]
 struct Made {
@@ -496,6 +531,23 @@ mod tests {
         assert_eq!(all[4].bytes, 20.0 + 40.0 + 10.0 + 100.0, "one row of the cache is written");
         assert_eq!(all[5].bytes, 6400.0 + 40.0 + 64.0, "64 rows of 256 are read");
         assert_eq!(all[5].shape, "64 positions");
+    }
+
+    #[test]
+    fn kernels_of_one_launch_are_told_together() {
+        let each = explained(
+            &[
+                call("", &[("attn_q_b.weight.q4", 300), ("x", 20)], &[("t1", 40)]),
+                call("", &[("ffn_down_exps.weight.q4", 64)], &[("t2", 86)]),
+            ],
+            SETTING,
+        );
+        let both = Explained::together(each.iter());
+        assert_eq!(both.words, format!("{} | {}", each[0].words, each[1].words));
+        assert_eq!(both.bytes, 360.0 + 90.0);
+        assert_eq!(both.components, [(Component::Attention, 0.8), (Component::Experts, 0.2)]);
+        assert_eq!(both.sources, [each[0].sources.clone(), each[1].sources.clone()].concat());
+        assert_eq!(Explained::together(each[..1].iter()), each[0], "one alone stays as it is");
     }
 
     #[test]

@@ -15,8 +15,9 @@ use crate::model::{Error, Model, Part};
 use compiler::dtype::Scalar;
 use compiler::kernel;
 use compiler::rng::Rng;
-use compiler::work::work;
-use runtime::step::{Argument, Compiled, Module};
+use compiler::work::{Work, work};
+use runtime::device::Program;
+use runtime::step::{Argument, Compiled, Launched, Module};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,9 +46,12 @@ pub struct Profile {
     pub steps: Vec<f64>,
 }
 
+/// One kernel, or several that are launched together.
 pub struct Kernel {
-    pub compiled: Compiled,
+    pub program: Program,
+    pub parts: Vec<(Compiled, Explained)>,
     pub schedule: String,
+    /// All parts in one.
     pub explained: Explained,
     /// Launches in a step.
     pub calls: usize,
@@ -63,7 +67,11 @@ pub struct Kernel {
 
 impl Kernel {
     pub fn name(&self) -> &str {
-        self.compiled.program.name()
+        self.program.name()
+    }
+    /// Before its schedule, for people.
+    pub fn text(&self) -> String {
+        self.parts.iter().map(|(k, _)| k.text.as_ref()).collect::<Vec<_>>().join("\n")
     }
     /// GB/s (10^9 bytes).
     pub fn speed(&self) -> f64 {
@@ -230,8 +238,9 @@ impl Model {
                     self.file.tensor(&format!("{prefix}{name}"))
                 })
             });
-            let kernels = module.kernels().iter().zip(all.iter());
-            out.push((place, kernels.map(|(c, e)| kernel(c, e.clone(), symbols)).collect()));
+            let mut each = all.iter().cloned();
+            let kernels = module.launches().iter().map(|l| kernel(l, each.by_ref(), symbols));
+            out.push((place, kernels.collect()));
         }
         Ok(out)
     }
@@ -251,8 +260,7 @@ impl Model {
 
 /// Counts a call of a kernel; one that shares code and words with an earlier one is the same.
 fn add(kernels: &mut Vec<Kernel>, kernel: Kernel) -> usize {
-    let same =
-        |k: &Kernel| Arc::ptr_eq(&k.compiled.text, &kernel.compiled.text) && k.explained == kernel.explained;
+    let same = |k: &Kernel| k.program.is(&kernel.program) && k.explained == kernel.explained;
     match kernels.iter().position(same) {
         Some(i) => {
             kernels[i].calls += 1;
@@ -270,13 +278,22 @@ fn values(names: &[String], symbols: &[(&str, i64)]) -> Vec<i64> {
     names.iter().map(|n| symbols.iter().find(|s| s.0 == n).map_or(0, |s| s.1)).collect()
 }
 
-fn kernel(compiled: &Compiled, explained: Explained, symbols: &[(&str, i64)]) -> Kernel {
-    let linear = compiled.program.linear();
-    let w = work(linear, &values(&linear.symbols, symbols));
+/// `explained` gives the words of each part in turn.
+fn kernel(
+    launched: &Launched,
+    explained: &mut dyn Iterator<Item = Explained>,
+    symbols: &[(&str, i64)],
+) -> Kernel {
+    let parts: Vec<(Compiled, Explained)> = launched.parts.iter().cloned().zip(explained).collect();
+    let mut w = Work::default();
+    for linear in launched.program.parts() {
+        w += work(linear, &values(&linear.symbols, symbols));
+    }
     Kernel {
-        compiled: compiled.clone(),
-        schedule: kernel::show(&compiled.schedule),
-        explained,
+        program: launched.program.clone(),
+        schedule: parts.iter().map(|(k, _)| kernel::show(&k.schedule)).collect::<Vec<_>>().join(" | "),
+        explained: Explained::together(parts.iter().map(|(_, e)| e)),
+        parts,
         calls: 1,
         seconds: 0.0,
         operations: w.operations as f64,
@@ -294,7 +311,7 @@ fn calls<'m>(module: &'m Module, symbols: &[(&str, i64)]) -> Vec<Call<'m>> {
         int8: dtype.scalar == Scalar::I8,
     };
     let call = |(compiled, arguments): (&'m Compiled, Vec<&Argument>)| {
-        let types = compiled.program.linear().buffers.iter().copied();
+        let types = compiled.linear().buffers.iter().copied();
         Call {
             text: &compiled.text,
             buffers: arguments.into_iter().zip(types).map(|(a, t)| touched(a, t)).collect(),

@@ -149,8 +149,9 @@ fn the_interpreter_agrees_with_prompts_as_a_gpu() {
         let mut m = load(Arc::new(InterpDevice::like(caps)), file, 32, Activations::Int8);
         let mut on_the_unit = |tokens: usize| {
             let product = |i: &Inst| matches!(i, Inst::Mma { .. });
-            let kernels = m.kernels(tokens).unwrap();
-            kernels.iter().filter(|(k, _)| k.program.linear().code.iter().any(product)).count()
+            let launches = m.launches(tokens).unwrap();
+            let kernels = launches.iter().flat_map(|(l, _)| l.program.parts());
+            kernels.filter(|k| k.code.iter().any(product)).count()
         };
         assert_eq!(on_the_unit(1), 0, "{name}: one token is as it was");
         assert!(on_the_unit(17) >= 6, "{name}: projections, scores, values, feed forward");

@@ -116,7 +116,7 @@ impl Device for CpuDevice {
     fn prepare(&self, plan: Plan) -> Result<Prepared, Error> {
         let (mut launches, mut words, mut stride) = (vec![], vec![], 0);
         for launch in plan.launches() {
-            let linear = launch.program().linear();
+            let linear = &launch.program().parts()[0];
             let entry = launch.program().code::<Executable>()?.entry();
             launches.push(Ready { entry, args: words.len(), grid: 0, after: launch.after() });
             for arg in launch.args() {

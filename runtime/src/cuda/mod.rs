@@ -9,6 +9,7 @@ mod driver;
 use crate::buffer::{Buffer, Slice};
 use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::{Launch, Plan};
+use compiler::bundle::Bundle;
 use compiler::codegen::ptx::{Ptx, dynamic_shared};
 use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
@@ -160,13 +161,18 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, linear: Linear, code: Code) -> Result<Program, Error> {
+        self.load_bundle(linear.into(), code)
+    }
+
+    fn load_bundle(&self, bundle: Bundle, code: Code) -> Result<Program, Error> {
         let Code::Text(ptx) = code else {
             let why = "an NVIDIA GPU runs PTX, not machine code".into();
-            return Err(Error::Code { program: linear.name, why });
+            return Err(Error::Code { program: bundle.name().into(), why });
         };
-        let (shared, waits) = (dynamic_shared(&linear), self.target.overlaps());
-        let kernel = Kernel::load(&self.context, &linear.name, ptx, linear.threads, shared, waits)?;
-        Ok(Program::new(linear, kernel))
+        let shared = bundle.parts().iter().map(dynamic_shared).max().unwrap_or(0);
+        let waits = self.target.overlaps();
+        let kernel = Kernel::load(&self.context, bundle.name(), ptx, bundle.threads(), shared, waits)?;
+        Ok(Program::new(bundle, kernel))
     }
 
     fn prepare(&self, plan: Plan) -> Result<Prepared, Error> {

@@ -64,7 +64,7 @@ impl Emitter<'_> {
                 self.asm.load(None, "ld.global.nc.b64", &[d], at);
                 vec![d]
             }
-            Op::Grid => vec![self.special("%ctaid.x")],
+            Op::Grid => vec![self.seat.block.unwrap_or_else(|| self.special("%ctaid.x"))],
             Op::Thread => vec![self.special("%tid.x")],
             Op::Iota => (0..lanes as i64).map(Piece::int).collect(),
             Op::Unary(u) => self.unary(u, dst, &v[0]),

@@ -103,6 +103,10 @@ impl Asm {
     pub fn jump(&mut self, when: Piece, name: &str, n: u32) {
         self.line(&format!("{}bra {name}{n}", guard_text(Some(when))));
     }
+    /// The threads for which `when` holds are done.
+    pub fn exit(&mut self, when: Piece) {
+        self.line(&format!("{}exit", guard_text(Some(when))));
+    }
     /// Reads a kernel parameter.
     pub fn load_parameter(&mut self, dst: Piece, name: &str) {
         self.line(&format!("ld.param.u64 {}, [{name}]", dst.show("")));

@@ -11,6 +11,7 @@
 
 mod arith;
 mod asm;
+mod bundle;
 mod bytes;
 mod facts;
 mod lanes;
@@ -19,6 +20,7 @@ mod memory;
 mod tests;
 
 use super::{Caps, Code, Target};
+use crate::bundle::Bundle;
 use crate::dtype::{DType, Scalar};
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use crate::scalar::Binary;
@@ -47,6 +49,25 @@ impl Ptx {
     pub fn overlaps(&self) -> bool {
         self.sm >= 90
     }
+
+    /// The code of a program, wherever in an entry it stands.
+    fn body(&self, e: &mut Emitter) {
+        e.prologue();
+        let code = &e.program.code;
+        let ahead = |i: &Inst| matches!(i, Inst::Prefetch { .. });
+        let early = code.iter().take_while(|i| ahead(i) || matches!(i, Inst::Op { .. })).count();
+        // What is fetched ahead need not wait for the kernel before.
+        let (early, late) = code.split_at(code[..early].iter().rposition(ahead).map_or(0, |i| i + 1));
+        early.iter().enumerate().for_each(|(at, inst)| e.inst(at, inst));
+        if self.overlaps() {
+            // The next kernel may start as soon as the one before this one has ended, not earlier: what that one reads
+            // would be cached under the next, which was started before this one overwrites it.
+            e.asm.line("griddepcontrol.wait");
+            e.asm.line("griddepcontrol.launch_dependents");
+        }
+        e.dismiss();
+        late.iter().enumerate().for_each(|(at, inst)| e.inst(early.len() + at, inst));
+    }
 }
 
 impl Target for Ptx {
@@ -74,28 +95,20 @@ impl Target for Ptx {
 
     fn emit(&self, program: &Linear) -> Code {
         let mut e = Emitter::new(program);
-        e.prologue();
-        // What is fetched ahead need not wait for the kernel before.
-        let early =
-            program.code.iter().take_while(|i| matches!(i, Inst::Op { .. } | Inst::Prefetch { .. })).count();
-        let early = program.code[..early]
-            .iter()
-            .rposition(|i| matches!(i, Inst::Prefetch { .. }))
-            .map_or(0, |i| i + 1);
-        for (at, inst) in program.code[..early].iter().enumerate() {
-            e.inst(at, inst);
+        self.body(&mut e);
+        let shared = shared_offsets(program).1;
+        Code::Text(module(&program.name, program.buffers.len(), program.threads, shared, self.sm, &e.asm))
+    }
+
+    fn bundles(&self) -> bool {
+        true
+    }
+
+    fn emit_bundle(&self, bundle: &Bundle) -> Code {
+        match bundle.parts() {
+            [one] => self.emit(one),
+            _ => Code::Text(self.side_by_side(bundle)),
         }
-        if self.overlaps() {
-            // The next kernel may start as soon as the one before this one has ended, not earlier: what that one reads
-            // would be cached under the next, which was started before this one overwrites it.
-            e.asm.line("griddepcontrol.wait");
-            e.asm.line("griddepcontrol.launch_dependents");
-        }
-        for (at, inst) in program.code.iter().enumerate().skip(early) {
-            e.inst(at, inst);
-        }
-        // Code for an older architecture runs on every later one, and PTX 7.8 knows sm_90 as its newest.
-        Code::Text(module(program, self.sm.min(90), &e.asm))
     }
 
     fn disassemble(&self, code: &Code) -> String {
@@ -123,28 +136,37 @@ fn shared_offsets(program: &Linear) -> (Vec<usize>, usize) {
     (starts.collect(), end)
 }
 
-fn module(program: &Linear, sm: u32, asm: &Asm) -> String {
-    let name = &program.name;
+fn module(name: &str, params: usize, threads: u32, shared: usize, sm: u32, asm: &Asm) -> String {
     let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
     assert!(
         name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(legal),
         "kernel name {name:?}"
     );
-    let mut s = format!(".version 7.8\n.target sm_{sm}\n.address_size 64\n\n");
-    let total = shared_offsets(program).1;
-    if dynamic_shared(program) > 0 {
+    // Code for an older architecture runs on every later one, and PTX 7.8 knows sm_90 as its newest.
+    let mut s = format!(".version 7.8\n.target sm_{}\n.address_size 64\n\n", sm.min(90));
+    if shared > STATIC_SHARED {
         s += ".extern .shared .align 16 .b8 shared[];\n\n";
     }
     write!(s, ".visible .entry {name}(").unwrap();
-    for i in 0..program.buffers.len() {
+    for i in 0..params {
         write!(s, ".param .u64 p{i}, ").unwrap();
     }
-    write!(s, ".param .u64 symbols)\n.maxntid {}, 1, 1\n{{\n", program.threads).unwrap();
+    write!(s, ".param .u64 symbols)\n.maxntid {threads}, 1, 1\n{{\n").unwrap();
     s += &asm.declarations();
-    if total > 0 && dynamic_shared(program) == 0 {
-        writeln!(s, "    .shared .align 16 .b8 shared[{total}];").unwrap();
+    if (1..=STATIC_SHARED).contains(&shared) {
+        writeln!(s, "    .shared .align 16 .b8 shared[{shared}];").unwrap();
     }
     s + &asm.text + "    ret;\n}\n"
+}
+
+/// Where a program stands in its entry.
+struct Seat {
+    /// Its first parameter.
+    params: usize,
+    /// Its grid index, where that is not the block's.
+    block: Option<Piece>,
+    /// Threads of a block, which may be more than its own.
+    threads: u32,
 }
 
 /// A loop whose `End` is still to come.
@@ -159,6 +181,7 @@ struct Open {
 
 struct Emitter<'a> {
     program: &'a Linear,
+    seat: Seat,
     asm: Asm,
     facts: Vec<Fact>,
     /// The registers of each value, empty until it is defined.
@@ -182,6 +205,7 @@ impl<'a> Emitter<'a> {
             unmasked: unmasked_shifts(program, &facts),
             bytes: Bytes::new(program, &facts),
             program,
+            seat: Seat { params: 0, block: None, threads: program.threads },
             asm: Asm::default(),
             facts,
             values: vec![vec![]; program.regs.len()],
@@ -212,7 +236,7 @@ impl<'a> Emitter<'a> {
 
     fn prologue(&mut self) {
         for i in 0..self.program.buffers.len() {
-            let base = self.parameter(&format!("p{i}"));
+            let base = self.parameter(&format!("p{}", self.seat.params + i));
             self.globals.push(base);
         }
         if !self.program.symbols.is_empty() {
@@ -221,6 +245,15 @@ impl<'a> Emitter<'a> {
         for start in shared_offsets(self.program).0 {
             let base = self.special(&format!("shared+{start}"));
             self.locals.push(base);
+        }
+    }
+
+    /// Threads that the program has no use for are done. Barriers and shuffles are for those that have not left.
+    fn dismiss(&mut self) {
+        if self.seat.threads > self.program.threads {
+            let thread = self.special("%tid.x");
+            let idle = self.asm.p("setp.ge.u32", &[thread, Piece::int(self.program.threads as i64)]);
+            self.asm.exit(idle);
         }
     }
 

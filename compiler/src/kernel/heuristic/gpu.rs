@@ -140,7 +140,7 @@ impl<'g> Proposal<'g, '_> {
             if again || many { threads.min(STAGED) } else { threads }
         };
         if (0..stages).any(|s| self.tiled(s)) {
-            return BLOCK;
+            return STAGED;
         }
         let most = (0..stages).map(wanted).max().unwrap_or(1).max(self.caps.lanes as i64);
         let largest = if rows <= PROCESSORS { LARGEST } else { LARGEST / 2 };
@@ -223,12 +223,15 @@ impl<'g> Proposal<'g, '_> {
         self.put(Action::Upcast, first, even(heads.extent(), HEADS) as usize);
         // What lies side by side is stored at once too.
         let tile = if column { Action::Vector } else { Action::Upcast };
-        self.put(tile, last, even(row.extent(), TILE) as usize);
+        let bytes = summed(store).iter().map(|l| l.dtype().bytes()).min().unwrap_or(4) as i64;
+        let side = even(sum.extent(), self.caps.vector_bytes as i64 / bytes);
+        let lanes = [8, 4, 2].into_iter().find(|n| work(sum.range) / side % n == 0).unwrap_or(1);
+        // Rather fewer rows a thread than threads without any.
+        let most = if column { TILE } else { TILE.min((work(row.range) * lanes / block).max(1)) };
+        self.put(tile, last, even(row.extent(), most) as usize);
         let mut left = block;
         if !column {
-            let bytes = summed(store).iter().map(|l| l.dtype().bytes()).min().unwrap_or(4) as i64;
-            self.put(Action::Unroll, k, even(sum.extent(), self.caps.vector_bytes as i64 / bytes) as usize);
-            let lanes = [8, 4, 2].into_iter().find(|n| work(self.s.axes[k].range) % n == 0).unwrap_or(1);
+            self.put(Action::Unroll, k, side as usize);
             if lanes > 1 && self.put(Action::Lane, k, lanes as usize) {
                 left /= lanes;
             }

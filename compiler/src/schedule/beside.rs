@@ -1,0 +1,259 @@
+//! Which kernels are launched together, where a launch costs more than what many kernels do.
+//!
+//! In: a program's kernels in order, and what each was compiled to. Out: groups in an order that respects every
+//! dependence; the members of a group do not depend on one another. Launches run one after the other, so what counts is the
+//! sum of the groups' times: two groups become one while that saves time, those that save most first.
+//!
+//! Buffers of different slots are taken to be different memory.
+
+use super::Kernel;
+use crate::graph::Id;
+use crate::linear::{Count, Linear};
+use crate::work::work;
+
+/// Cycles that a launch costs whatever it does: about 3 µs.
+const LAUNCH: f64 = 5_000.0;
+/// What takes longer than this is not worth the trouble.
+const LONG: f64 = 32.0 * LAUNCH;
+/// Threads that a large GPU runs at once, and instructions and bytes that it does in a cycle.
+const RESIDENT: u64 = 128 * 2048;
+const INSTRUCTIONS: f64 = 128.0 * 128.0;
+const BYTES: f64 = 2_500.0;
+/// Threads that it starts in a cycle, be it that they leave at once.
+const STARTS: f64 = 128.0 * 8.0;
+/// Cycles from an instruction to the next of the same thread, and threads that take turns without that showing.
+const TURN: f64 = 4.0;
+const TURNS: f64 = 128.0 * TURN;
+/// Local memory of a group: what a GPU gives every block.
+const LOCAL_BYTES: usize = 48 << 10;
+/// Parameters of an entry are at most 4 KiB.
+const BUFFERS: usize = 256;
+
+/// What a group takes, in cycles where it is time.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// Of one block.
+    depth: f64,
+    /// Of all its blocks on the whole machine.
+    total: f64,
+    /// Of the longest member, by itself.
+    longest: f64,
+    blocks: u64,
+    /// Threads of all blocks that do something.
+    busy: u64,
+    /// Threads of a block: most and fewest of a member.
+    threads: (u32, u32),
+    local: usize,
+    buffers: usize,
+    /// Members whose grid depends on symbols.
+    varying: usize,
+}
+
+impl Cost {
+    fn of(p: &Linear) -> Cost {
+        let symbols = vec![1; p.symbols.len()];
+        let w = work(p, &symbols);
+        let blocks = p.grid.eval(&symbols).max(1) as u64;
+        let (instructions, threads) = (w.instructions as f64, p.threads as f64);
+        let depth = instructions / (blocks as f64 * threads) * TURN * (threads / TURNS).max(1.0);
+        let total = (instructions / INSTRUCTIONS).max(w.loaded as f64 / BYTES);
+        Cost {
+            depth,
+            total,
+            longest: depth.max(total),
+            blocks,
+            busy: blocks * p.threads as u64,
+            threads: (p.threads, p.threads),
+            local: p.locals.iter().map(|l| (l.len * l.dtype.bytes()).next_multiple_of(16)).sum(),
+            buffers: p.buffers.len(),
+            varying: !matches!(p.grid, Count::Const(_)) as usize,
+        }
+    }
+
+    fn with(self, other: Cost) -> Cost {
+        Cost {
+            depth: self.depth.max(other.depth),
+            total: self.total + other.total,
+            longest: self.longest.max(other.longest),
+            blocks: self.blocks + other.blocks,
+            busy: self.busy + other.busy,
+            threads: (self.threads.0.max(other.threads.0), self.threads.1.min(other.threads.1)),
+            local: self.local.max(other.local),
+            buffers: self.buffers + other.buffers,
+            varying: self.varying + other.varying,
+        }
+    }
+
+    fn time(self) -> f64 {
+        let idle = self.blocks * self.threads.0 as u64 - self.busy;
+        LAUNCH + self.depth.max(self.total) + idle as f64 / STARTS
+    }
+
+    /// Can it be one launch? Every block has as many threads as the largest part's.
+    fn fits(self) -> bool {
+        let (most, fewest) = self.threads;
+        let wasted = most > 2 * fewest && self.blocks * most as u64 > RESIDENT;
+        !wasted
+            && self.longest <= LONG
+            && self.local <= LOCAL_BYTES
+            && self.buffers <= BUFFERS
+            && self.varying <= 1
+    }
+}
+
+/// The kernels' numbers in groups, in order of launch. In a group few blocks come before many: they take as long as they
+/// take. A grid that depends on symbols is the last.
+pub fn beside(kernels: &[Kernel], programs: &[&Linear]) -> Vec<Vec<usize>> {
+    let touched: Vec<Vec<(Id, bool)>> = kernels
+        .iter()
+        .map(|k| k.buffers().into_iter().map(|(b, written)| (b.id, written)).collect())
+        .collect();
+    let mut groups = grouped(&touched, &programs.iter().map(|p| Cost::of(p)).collect::<Vec<_>>());
+    for group in &mut groups {
+        group.sort_by_key(|&k| match programs[k].grid {
+            Count::Const(n) => n,
+            _ => i64::MAX,
+        });
+    }
+    groups
+}
+
+/// `touched` has each kernel's buffers and whether it writes them.
+fn grouped<B: PartialEq>(touched: &[Vec<(B, bool)>], costs: &[Cost]) -> Vec<Vec<usize>> {
+    let n = touched.len();
+    let conflict = |a: usize, b: usize| {
+        touched[a].iter().any(|(x, wx)| touched[b].iter().any(|(y, wy)| x == y && (*wx || *wy)))
+    };
+    // `before[a][b]`: all of group a comes before all of group b. A group goes by its first member's number.
+    let mut before = vec![vec![false; n]; n];
+    for b in 0..n {
+        for a in (0..b).filter(|&a| conflict(a, b)).collect::<Vec<_>>() {
+            for row in before.iter_mut().take(b) {
+                row[b] |= row[a];
+            }
+            before[a][b] = true;
+        }
+    }
+    let mut costs = costs.to_vec();
+    let mut groups: Vec<Vec<usize>> = (0..n).map(|k| vec![k]).collect();
+    while let Some((a, b)) = best(&groups, &before, &costs) {
+        costs[a] = costs[a].with(costs[b]);
+        let moved = std::mem::take(&mut groups[b]);
+        groups[a].extend(moved);
+        for x in 0..n {
+            before[x][a] |= before[x][b];
+            before[a][x] |= before[b][x];
+        }
+        for x in (0..n).filter(|&x| before[x][a]).collect::<Vec<_>>() {
+            for y in 0..n {
+                before[x][y] |= before[a][y];
+            }
+        }
+    }
+    let mut left: Vec<usize> = (0..n).filter(|&g| !groups[g].is_empty()).collect();
+    let mut order = vec![];
+    while !left.is_empty() {
+        let free = |&g: &usize| left.iter().all(|&other| !before[other][g]);
+        let at = left.iter().position(free).expect("groups have an order");
+        order.push(std::mem::take(&mut groups[left.remove(at)]));
+    }
+    order
+}
+
+/// The two groups that save most as one, the earliest of those that save as much.
+fn best(groups: &[Vec<usize>], before: &[Vec<bool>], costs: &[Cost]) -> Option<(usize, usize)> {
+    let mut found: Option<(f64, usize, usize)> = None;
+    for a in (0..groups.len()).filter(|&a| !groups[a].is_empty()) {
+        for b in (a + 1..groups.len()).filter(|&b| !groups[b].is_empty()) {
+            if before[a][b] || before[b][a] {
+                continue;
+            }
+            let both = costs[a].with(costs[b]);
+            let saved = costs[a].time() + costs[b].time() - both.time();
+            if both.fits() && saved > found.map_or(0.0, |f| f.0) {
+                found = Some((saved, a, b));
+            }
+        }
+    }
+    found.map(|(_, a, b)| (a, b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small kernel of so many cycles.
+    fn cost(depth: f64) -> Cost {
+        Cost {
+            depth,
+            total: depth / 4.0,
+            longest: depth,
+            blocks: 64,
+            busy: 64 * 128,
+            threads: (128, 128),
+            local: 1 << 10,
+            buffers: 3,
+            varying: 0,
+        }
+    }
+
+    /// Groups of kernels that read the first buffers and write the last.
+    fn groups(kernels: &[(&[u32], u32, Cost)]) -> Vec<Vec<usize>> {
+        let touched: Vec<Vec<(u32, bool)>> = kernels
+            .iter()
+            .map(|(reads, writes, _)| reads.iter().map(|&r| (r, false)).chain([(*writes, true)]).collect())
+            .collect();
+        grouped(&touched, &kernels.iter().map(|k| k.2).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_is_independent_is_launched_together() {
+        let c = cost(400.0);
+        // Queries 0 → 1 → 2 → 3 → 4 and the row that goes to the cache, 0 → 5 → 6, which 4 needs.
+        let layer: [(&[u32], u32, Cost); 7] = [
+            (&[0], 1, c),
+            (&[1], 2, c),
+            (&[2], 3, c),
+            (&[3], 4, c),
+            (&[1], 5, c),
+            (&[5], 9, c),
+            (&[4, 9], 6, c),
+        ];
+        assert_eq!(groups(&layer), [vec![0], vec![1, 4], vec![2, 5], vec![3], vec![6]]);
+    }
+
+    #[test]
+    fn kernels_go_with_those_that_take_as_long() {
+        // Scores, choice, experts; beside them the shared expert.
+        let layer: [(&[u32], u32, Cost); 5] = [
+            (&[0], 1, cost(500.0)),
+            (&[1], 2, cost(1_500.0)),
+            (&[2], 3, cost(6_000.0)),
+            (&[0], 4, cost(5_000.0)),
+            (&[3, 4], 5, cost(6_000.0)),
+        ];
+        assert_eq!(groups(&layer), [vec![0], vec![1], vec![2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn readers_and_writers_of_a_buffer_stay_in_order() {
+        let c = cost(400.0);
+        assert_eq!(groups(&[(&[1], 2, c), (&[3], 1, c)]), [[0], [1]], "written after it is read");
+        assert_eq!(groups(&[(&[1], 2, c), (&[3], 2, c)]), [[0], [1]], "written twice");
+        assert_eq!(groups(&[(&[1], 2, c), (&[1], 3, c)]), [[0, 1]], "read twice");
+    }
+
+    #[test]
+    fn launches_have_bounds() {
+        let two = |a: Cost, b: Cost| groups(&[(&[0], 1, a), (&[0], 2, b)]).len();
+        let c = cost(400.0);
+        assert_eq!(two(c, c), 1);
+        assert_eq!(two(Cost { varying: 1, ..c }, c), 1);
+        assert_eq!(two(Cost { varying: 1, ..c }, Cost { varying: 1, ..c }), 2, "two grids that vary");
+        assert_eq!(two(Cost { local: 64 << 10, ..c }, c), 2, "too much local memory");
+        assert_eq!(two(cost(2.0 * LONG), c), 2, "too long to matter");
+        let wide = Cost { threads: (1024, 1024), blocks: 1, busy: 1024, ..c };
+        assert_eq!(two(wide, c), 1, "there is room for 65 blocks of 1024 threads");
+        assert_eq!(two(wide, Cost { blocks: 640, busy: 640 * 128, ..c }), 2, "and not for 641");
+    }
+}
