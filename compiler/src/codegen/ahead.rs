@@ -14,7 +14,11 @@ pub const LINE: i64 = 128;
 /// Most bytes of one stretch: a block that reads more is at it long enough.
 const MOST: i64 = 128 << 10;
 
-/// The same of what all blocks read, as the weights of a norm are.
+/// Blocks that run at a time: later ones start too late to fetch anything ahead.
+const BLOCKS: i64 = 2048;
+
+/// Blocks that may all ask for the same, and its most bytes: the weights of a norm.
+const FEW: i64 = 256;
 const SHARED: i64 = 16 << 10;
 
 pub struct Stretch<'g> {
@@ -27,7 +31,12 @@ pub struct Stretch<'g> {
 pub fn stretches<'g>(s: &Scheduled<'g>) -> Vec<Stretch<'g>> {
     let (grid, inner): (Vec<_>, Vec<_>) =
         s.axes.iter().map(|a| a.range).partition(|r| matches!(r.op(), Op::Range(_, Kind::Grid)));
+    let blocks = grid.iter().map(|r| r.arg(0).bounds().1).fold(1, i64::saturating_mul);
     let mut found: Vec<Stretch> = vec![];
+    if blocks > BLOCKS {
+        return found;
+    }
+    let shared = if blocks <= FEW { SHARED } else { 0 };
     for load in topo(&s.kernel.stores()).into_iter().filter(|e| e.op() == Op::Load) {
         let (buffer, bytes) = (load.arg(0), load.dtype().bytes() as i64);
         if !s.args.iter().any(|(b, written)| *b == buffer && !written) {
@@ -41,7 +50,7 @@ pub fn stretches<'g>(s: &Scheduled<'g>) -> Vec<Stretch<'g>> {
         let below = topo(&[start]);
         let known = below.iter().all(|e| !matches!(e.op(), Op::Load | Op::Fold(..)));
         let apart = grid.iter().all(|r| r.arg(0).as_int() == Some(1) || below.contains(r));
-        let most = if apart { MOST } else { SHARED };
+        let most = if apart { MOST } else { shared };
         // Terms count from 0 on, each with every value up to its last.
         let last = |(t, k): &(Ex<'g>, i64)| {
             let (lo, hi) = t.bounds();

@@ -205,20 +205,24 @@ impl<'g> Linearizer<'g> {
         }
     }
 
-    /// All threads together ask for the lines of a stretch.
+    /// All threads together ask for the lines of a stretch, each line once.
     fn fetch(&mut self, stretch: &Stretch<'g>) {
         let (mem, start) = (self.memory[&stretch.buffer.id], self.value(stretch.start));
+        let (lines, threads) = (stretch.bytes / LINE + 1, self.out.threads as i64);
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
-        let (line, last) = (self.int(LINE), self.int(stretch.bytes - 1));
-        let own = self.binary(Binary::Mul, tid, line);
-        let lines = stretch.bytes / LINE + 2;
-        for round in 0..(lines as u64).div_ceil(self.out.threads as u64) as i64 {
-            let first = self.int(round * LINE * self.out.threads as i64);
-            let at = self.binary(Binary::Add, own, first);
-            let within = self.binary(Binary::Min, at, last);
-            let index = self.binary(Binary::Add, start, within);
-            self.push(Inst::Prefetch { mem, index, offset: 0 });
-        }
+        let [most, step, line, last] =
+            [lines + threads - 1, threads, LINE, stretch.bytes - 1].map(|n| self.int(n));
+        let left = self.binary(Binary::Sub, most, tid);
+        let extent = self.binary(Binary::Div, left, step);
+        let var = self.out.reg(DType::INDEX);
+        self.push(Inst::Loop { var, extent, carried: vec![] });
+        let done = self.binary(Binary::Mul, var, step);
+        let at = self.binary(Binary::Add, done, tid);
+        let at = self.binary(Binary::Mul, at, line);
+        let at = self.binary(Binary::Min, at, last);
+        let index = self.binary(Binary::Add, start, at);
+        self.push(Inst::Prefetch { mem, index, offset: 0 });
+        self.push(Inst::End { next: vec![], out: vec![] });
     }
 
     /// Splits the thread index into a stage's thread ranges, the first of which is fastest; gives the condition under

@@ -54,10 +54,14 @@ impl Ptx {
     fn body(&self, e: &mut Emitter) {
         e.prologue();
         let code = &e.program.code;
-        let ahead = |i: &Inst| matches!(i, Inst::Prefetch { .. });
-        let early = code.iter().take_while(|i| ahead(i) || matches!(i, Inst::Op { .. })).count();
         // What is fetched ahead need not wait for the kernel before.
-        let (early, late) = code.split_at(code[..early].iter().rposition(ahead).map_or(0, |i| i + 1));
+        let fetches = code.iter().take_while(|i| match i {
+            Inst::Loop { carried, .. } => carried.is_empty(),
+            i => matches!(i, Inst::Op { .. } | Inst::Prefetch { .. } | Inst::End { .. }),
+        });
+        let fetches: Vec<&Inst> = fetches.collect();
+        let ahead = fetches.windows(2).rposition(|w| matches!(w, [Inst::Prefetch { .. }, Inst::End { .. }]));
+        let (early, late) = code.split_at(ahead.map_or(0, |at| at + 2));
         early.iter().enumerate().for_each(|(at, inst)| e.inst(at, inst));
         if self.overlaps() {
             // The next kernel may start as soon as the one before this one has ended, not earlier: what that one reads

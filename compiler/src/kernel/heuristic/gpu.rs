@@ -135,9 +135,9 @@ impl<'g> Proposal<'g, '_> {
             let rounds: i64 = sums.product();
             let threads = outs.saturating_mul(rounds.min(self.caps.lanes as i64));
             let threads = threads.max(STAGED.min(outs.saturating_mul(rounds / 4)));
-            // What every block computes for itself is more instructions the more threads there are.
-            let again = rows > 1 && !self.s.kernel.rows.iter().any(|r| topo(&[stage.store]).contains(r));
-            if again || many { threads.min(STAGED) } else { threads }
+            // Threads do not make little work quicker, and what every block computes for itself is done by all of them.
+            let own = self.s.kernel.rows.iter().any(|r| topo(&[stage.store]).contains(r));
+            if !own || many { threads.min(STAGED) } else { threads }
         };
         if (0..stages).any(|s| self.tiled(s)) {
             return STAGED;
