@@ -28,7 +28,7 @@ use std::time::Duration;
 /// Tokens of a plan.
 const CHUNKS: [usize; 7] = [1, 8, 32, 64, 128, 256, 512];
 
-/// Bytes that the scores of a plan may take.
+/// Bytes that the scores of a plan may take where they are all there at once.
 const SCORES: i64 = 256 << 20;
 
 #[derive(Clone, Debug)]
@@ -151,12 +151,15 @@ impl Model {
         let numbers = Numbers { activations, unit: unit.filter(|_| quantised), spread: caps.lanes > 1 };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
-        let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
+        let fits = |&t: &usize| {
+            let parts = numbers.halves(t as i64) == Some(Unit::Warp);
+            t == 1 || parts || (t as i64) * config.heads * context as i64 * 4 <= SCORES
+        };
         let chunks: Vec<usize> = CHUNKS.into_iter().filter(fits).collect();
         let most = chunks[chunks.len() - 1];
         let whole = |n: usize| n.next_multiple_of(KV_BLOCK as usize);
-        let block = attention::block(1, numbers, Reach::Whole);
-        let capacity = (whole(context) + whole(most)).next_multiple_of(block as usize) as i64;
+        let blocks = [1, most as i64].map(|tokens| attention::block(tokens, numbers, Reach::Whole) as usize);
+        let capacity = (whole(context) + whole(most)).next_multiple_of(blocks[0].max(blocks[1])) as i64;
 
         let drafts = if options.drafts { config.drafts } else { 0 };
         let declared = declare(&file, &config, drafts, layout, numbers)?;
