@@ -36,7 +36,7 @@ fn part(unit: Unit, heads: i64, positions: i64) -> i64 {
     let fits = |n: &i64| n * heads * positions * 4 <= SCORES;
     match unit {
         Unit::Tile => 128,
-        Unit::Warp => [256, 128, 64].into_iter().find(fits).unwrap_or(32),
+        Unit::Warp => [512, 256, 128, 64].into_iter().find(fits).unwrap_or(32),
     }
 }
 

@@ -105,7 +105,7 @@ fn parts_of_a_prompt_say_what_the_whole_says() {
     let c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
     let numbers = Numbers { activations: Activations::Int8, unit: Some(Unit::Warp), spread: true };
     let (g, mut rng, mut env) = (Graph::new(), Rng::new(7), Env::default());
-    let (t, rows, width) = (512, 768, 16);
+    let (t, rows, width) = (1024, 1280, 16);
     let at = Place::new(&g, &c, t, rows, numbers, Reach::Whole);
     let mut input = |name: &str, n: i64, like: DType| {
         let x = g.input(name, like, [n, 1, width]);
@@ -116,7 +116,7 @@ fn parts_of_a_prompt_say_what_the_whole_says() {
     let [keys, values] = ["keys", "values"].map(|name| at.seen(input(name, rows, numbers.cache())));
     let pos = 70;
     env.symbols.extend([("blocks".into(), (pos + t + at.block - 1) / at.block), ("pos".into(), pos)]);
-    assert_eq!((at.block, part(Unit::Warp, 1, rows)), (WARP_BLOCK, 256));
+    assert_eq!((at.block, part(Unit::Warp, 1, rows)), (WARP_BLOCK, 512));
     let y = attend(q, keys, values, 0.2, &at);
     let whole = attend_at_once(q, keys, values, 0.2, &Place { halves: None, ..at });
     let inputs = env.buffers.iter().map(|(slot, bytes)| {
