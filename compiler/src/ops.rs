@@ -7,7 +7,7 @@ use crate::dtype::Scalar;
 use crate::graph::Ex;
 use crate::rules::simplify1;
 use crate::tensor::{IntoTensor, Tensor};
-use std::f32::consts::LOG2_E;
+use std::f32::consts::{LN_2, LOG2_E};
 
 impl<'g> Tensor<'g> {
     pub fn square(self) -> Tensor<'g> {
@@ -21,6 +21,9 @@ impl<'g> Tensor<'g> {
     }
     pub fn exp(self) -> Tensor<'g> {
         (self * LOG2_E).exp2()
+    }
+    pub fn ln(self) -> Tensor<'g> {
+        self.log2() * LN_2
     }
     pub fn rsqrt(self) -> Tensor<'g> {
         self.sqrt().recip()

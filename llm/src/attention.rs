@@ -21,14 +21,27 @@ pub const KV_BLOCK: i64 = 32;
 /// The same where each block is a piece of the work: so many are worth the sums of values that a piece leaves in memory.
 const PIECE: i64 = 64;
 
+/// The same where a warp takes four blocks at once.
+const WARP_BLOCK: i64 = 128;
+
 /// Most heads that share what a piece reads of the cache.
 const SHARING: i64 = 5;
 
 /// Columns of values that are added up over the pieces together.
 const COLUMNS: i64 = 32;
 
-/// So many tokens of a prompt attend together to what was there before the last of them.
-const PART: i64 = 128;
+/// So many tokens of a prompt attend together to what was there before the last of them: on a GPU as many as memory has
+/// room for, as its launches are many and short.
+fn part(unit: Unit, heads: i64, positions: i64) -> i64 {
+    let fits = |n: &i64| n * heads * positions * 4 <= SCORES;
+    match unit {
+        Unit::Tile => 128,
+        Unit::Warp => [512, 256, 128, 64].into_iter().find(fits).unwrap_or(32),
+    }
+}
+
+/// Bytes that the scores of a part may take on a GPU.
+const SCORES: i64 = 1 << 30;
 
 /// Whose tokens a step holds, and where their rows of the cache lie.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -44,7 +57,11 @@ pub enum Reach {
 /// Positions of each block of so many tokens.
 pub fn block(tokens: i64, numbers: Numbers, reach: Reach) -> i64 {
     let alone = tokens == 1 && reach == Reach::Whole || reach == Reach::Apart;
-    if alone && numbers.in_pieces(tokens) { PIECE } else { KV_BLOCK }
+    match numbers.halves(tokens) {
+        _ if alone && numbers.in_pieces(tokens) => PIECE,
+        Some(Unit::Warp) if reach == Reach::Whole => WARP_BLOCK,
+        _ => KV_BLOCK,
+    }
 }
 
 /// What a step in pages is told in memory, i32.
@@ -156,6 +173,14 @@ impl<'g> Place<'g> {
         [e, e.sum(-1).recip()]
     }
 
+    /// The softmax by itself, read from the scores twice and never stored in f32.
+    fn shares(&self, scores: Tensor<'g>, axis: usize, first: i64) -> Tensor<'g> {
+        let key = scores.graph().iota_dim(*scores.dims().last().expect("scores have positions"));
+        let scores = self.masked(scores, key, axis, first);
+        let top = scores.max(-1);
+        (scores - (top + (scores - top).exp().sum(-1).ln()).contiguous()).exp()
+    }
+
     /// The rows that any of the tokens may see, `[L, ..]`; for each token by itself `[T, L, ..]` where they are apart.
     fn seen(&self, cache: Tensor<'g>) -> Tensor<'g> {
         let (g, length) = (cache.graph(), self.length());
@@ -202,17 +227,23 @@ fn attend_at_once<'g>(
     };
     // Tokens and heads are the rows of one matrix. What comes after the last token of a part is no part's concern.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
-    let n = if t % PART == 0 { PART } else { t };
+    let n = Some(part(unit, g * r, at.cos.size(0))).filter(|n| t % n == 0).unwrap_or(t);
     let parts = (0..t / n).map(|i| {
-        let needed = (at.pos + ((i + 1) * n + KV_BLOCK - 1)) / KV_BLOCK;
-        let length = simplify1(if n == t { at.blocks } else { needed.min(at.blocks) } * KV_BLOCK);
+        let needed = (at.pos + ((i + 1) * n + at.block - 1)) / at.block;
+        let length = simplify1(if n == t { at.blocks } else { needed.min(at.blocks) } * at.block);
         let seen = |x: Tensor<'g>, axis: isize| x.slice_dim(axis, q.graph().int(0), length);
         let q = q.slice(0, i * n..(i + 1) * n).move_axis(1, 0).reshape_last(3, &[n * r, q.size(3)]);
         let scores = (ops::linear_half(ops::halved(q, unit), seen(keys, -2)) * scale).contiguous();
         let int = |n: i64| q.graph().int(n);
-        let [e, factor] = at.weights(scores.reshape([int(g), int(n), int(r), length]), 1, i * n);
-        let e = ops::halved(e.reshape([int(g), int(n * r), length]), unit);
-        let y = ops::linear_half(e, seen(values, -1)) * factor.reshape([g, n * r, 1]);
+        let scores = scores.reshape([int(g), int(n), int(r), length]);
+        let half = |e: Tensor<'g>| ops::halved(e.reshape([int(g), int(n * r), length]), unit);
+        let y = match unit {
+            Unit::Tile => {
+                let [e, factor] = at.weights(scores, 1, i * n);
+                ops::linear_half(half(e), seen(values, -1)) * factor.reshape([g, n * r, 1])
+            }
+            Unit::Warp => ops::linear_half(half(at.shares(scores, 1, i * n)), seen(values, -1)),
+        };
         let y = y.cast(Scalar::BF16).contiguous();
         y.reshape([g, n, r, y.size(-1)]).move_axis(0, 1)
     });
@@ -434,11 +465,16 @@ impl<'g> Mla<'g> {
         let seen = at.seen(cache);
         let y = if let Some(unit) = at.halves.filter(|_| at.reach == Reach::Whole && self.decompresses(t)) {
             let heads = [seen.dims()[0], x.graph().int(h), x.graph().int(rope)];
-            let turned = seen.slice(-1, rank..rank + rope).widen().expand(heads);
+            let turned = seen.slice(-1, rank..rank + rope).expand(heads);
             let latent = ops::halved(seen.slice(-1, 0..rank).transpose(0, 1), unit);
-            let keys = Tensor::concat(&[self.keys(latent), turned], -1).contiguous();
+            let keys = self.keys(latent, unit);
+            let keys = Tensor::concat(&[keys, turned.cast(keys.dtype().scalar)], -1);
+            let keys = match unit {
+                Unit::Tile => keys.contiguous(),
+                Unit::Warp => ops::halved(keys.transpose(0, 1), unit).transpose(0, 1),
+            };
             let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
-            attend(q, keys, self.values(latent).contiguous(), c.score_scale(), at)
+            attend(q, keys, self.values(latent, unit), c.score_scale(), at)
         } else {
             let absorbed = self.absorb_keys(q_nope);
             // Beside each other the product would not fill its tiles, nor the rotation let rows be moved whole.
@@ -487,20 +523,33 @@ impl<'g> Mla<'g> {
     }
 
     /// Latent rows in bf16 `[1, L, rank]` to keys `[L, H, nope]`.
-    fn keys(&self, latent: Tensor<'g>) -> Tensor<'g> {
+    fn keys(&self, latent: Tensor<'g>, unit: Unit) -> Tensor<'g> {
         let w = match &self.up {
-            Up::Split { k, .. } => k.values().transpose(-1, -2).contiguous(),
-            Up::Joint(w) => self.parts(w).0.contiguous(),
+            Up::Split { k, .. } => kept(k.values().transpose(-1, -2), unit),
+            Up::Joint(w) => kept(self.parts(w).0, unit),
         };
-        ops::linear_half(latent, w).contiguous().transpose(0, 1)
+        kept(ops::linear_half(latent, w), unit).transpose(0, 1)
     }
 
     /// The same to values `[L, H, value]`.
-    fn values(&self, latent: Tensor<'g>) -> Tensor<'g> {
+    fn values(&self, latent: Tensor<'g>, unit: Unit) -> Tensor<'g> {
         let w = match &self.up {
             Up::Split { v, .. } => v.values(),
             Up::Joint(w) => self.parts(w).1,
         };
-        ops::linear_half(latent, w).contiguous().transpose(0, 1)
+        let y = ops::linear_half(latent, w);
+        match unit {
+            Unit::Tile => y.contiguous().transpose(0, 1).contiguous(),
+            // Sums go over positions.
+            Unit::Warp => ops::halved(y.transpose(-1, -2), unit).move_axis(-1, 0),
+        }
+    }
+}
+
+/// Kept as it is, or as a warp multiplies it.
+fn kept(x: Tensor, unit: Unit) -> Tensor {
+    match unit {
+        Unit::Tile => x.contiguous(),
+        Unit::Warp => x.cast(Scalar::BF16).contiguous(),
     }
 }

@@ -156,7 +156,7 @@ impl Forward for Model {
         Model::context(self)
     }
     fn chunk(&self) -> usize {
-        Model::chunk(self)
+        self.long_chunk()
     }
     fn truncate(&mut self, len: usize) {
         Model::truncate(self, len)

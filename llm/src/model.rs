@@ -28,7 +28,11 @@ use std::time::Duration;
 /// Tokens of a plan.
 const CHUNKS: [usize; 7] = [1, 8, 32, 64, 128, 256, 512];
 
-/// Bytes that the scores of a plan may take.
+/// Tokens of a plan for a long prompt on a GPU: each expert has a few tiles of them, and a position's keys and values are
+/// computed for all. Only whole ones are run so.
+const LONG: usize = 2048;
+
+/// Bytes that the scores of a plan may take where they are all there at once.
 const SCORES: i64 = 256 << 20;
 
 #[derive(Clone, Debug)]
@@ -89,6 +93,8 @@ pub struct Model {
     /// Rows of each cache, at least `capacity`.
     pub(crate) rows: i64,
     pub(crate) chunks: Vec<usize>,
+    /// Most tokens of a step of which only the last one's logits are wanted.
+    pub(crate) long: usize,
     /// Fewest rows of plans in pages.
     pub(crate) fewest: usize,
     pub(crate) layers: Vec<Layer>,
@@ -151,12 +157,17 @@ impl Model {
         let numbers = Numbers { activations, unit: unit.filter(|_| quantised), spread: caps.lanes > 1 };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
-        let fits = |&t: &usize| t == 1 || (t as i64) * config.heads * context as i64 * 4 <= SCORES;
+        let fits = |&t: &usize| {
+            let parts = numbers.halves(t as i64) == Some(Unit::Warp);
+            t == 1 || parts || (t as i64) * config.heads * context as i64 * 4 <= SCORES
+        };
         let chunks: Vec<usize> = CHUNKS.into_iter().filter(fits).collect();
         let most = chunks[chunks.len() - 1];
+        let warps = numbers.halves(LONG as i64) == Some(Unit::Warp);
+        let long = if warps && context >= LONG { LONG } else { most };
         let whole = |n: usize| n.next_multiple_of(KV_BLOCK as usize);
-        let block = attention::block(1, numbers, Reach::Whole);
-        let capacity = (whole(context) + whole(most)).next_multiple_of(block as usize) as i64;
+        let blocks = [1, most as i64].map(|tokens| attention::block(tokens, numbers, Reach::Whole) as usize);
+        let capacity = (whole(context) + whole(most)).next_multiple_of(blocks[0].max(blocks[1])) as i64;
 
         let drafts = if options.drafts { config.drafts } else { 0 };
         let declared = declare(&file, &config, drafts, layout, numbers)?;
@@ -179,8 +190,8 @@ impl Model {
             layers.push(Layer { index: index as i64, kind, weights, caches });
         }
         let draft = (drafts > 0).then(|| layers.split_off(config.layers as usize).swap_remove(0));
-        let rows = most as i64;
-        let told = paged::Told::alloc(&*device, most, capacity)?;
+        let rows = long as i64;
+        let told = paged::Told::alloc(&*device, long, capacity)?;
         Ok(Model {
             layout,
             numbers,
@@ -189,6 +200,7 @@ impl Model {
             rows: capacity,
             fewest: paged::fewest(&file).min(most),
             chunks,
+            long,
             layers,
             draft,
             weights,
@@ -198,7 +210,7 @@ impl Model {
             paging: told.paging,
             stream: [room(rows * config.dim)?, room(rows * config.dim)?],
             hidden: room(rows * config.dim)?,
-            logits: room(rows * config.vocab)?,
+            logits: room(most as i64 * config.vocab)?,
             scratch: device.alloc(1)?,
             plans: HashMap::new(),
             library: Library::default(),
@@ -242,10 +254,15 @@ impl Model {
         self.chunks[self.chunks.len() - 1]
     }
 
+    /// The same of a step of which only the last one's logits are wanted.
+    pub fn long_chunk(&self) -> usize {
+        self.long
+    }
+
     /// Runs tokens at the next positions; the logits of the last one.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
         let mut last = vec![];
-        self.run(tokens, &mut |model, n, end| {
+        self.run(tokens, self.long, &mut |model, n, end| {
             if end {
                 last = model.head(Part::Head, n - 1, 1)?;
             }
@@ -256,7 +273,7 @@ impl Model {
 
     /// Runs tokens at the next positions and gives each one's logits to `row`, in order.
     pub fn feed_all(&mut self, tokens: &[u32], row: &mut dyn FnMut(&[f32])) -> Result<(), Error> {
-        self.run(tokens, &mut |model, n, _| {
+        self.run(tokens, self.chunk(), &mut |model, n, _| {
             model.head(Part::Head, 0, n)?.chunks(model.vocab()).for_each(&mut *row);
             Ok(())
         })
@@ -269,7 +286,7 @@ impl Model {
         }
         self.known(tokens)?;
         let start = self.len;
-        self.run(&tokens[..tokens.len().saturating_sub(1)], &mut |model, n, _| {
+        self.run(&tokens[..tokens.len().saturating_sub(1)], self.chunk(), &mut |model, n, _| {
             let at = model.len - start;
             model.step(Part::Draft, &tokens[at + 1..][..n], model.len)?;
             model.head(Part::DraftHead, 0, n)?.chunks(model.vocab()).for_each(&mut *row);
@@ -277,11 +294,12 @@ impl Model {
         })
     }
 
-    /// Runs tokens through the trunk chunk by chunk. `then` is told how many rows of `hidden` there are, before the
+    /// Runs tokens through the trunk chunk by chunk, or by `long` ones while there are as many. `then` is told how many rows of `hidden` there are, before the
     /// positions count as filled, and whether they are the last.
     fn run(
         &mut self,
         tokens: &[u32],
+        long: usize,
         then: &mut dyn FnMut(&mut Model, usize, bool) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let wanted = self.len + tokens.len();
@@ -291,7 +309,7 @@ impl Model {
         self.known(tokens)?;
         let mut rest = tokens;
         while !rest.is_empty() {
-            let n = rest.len().min(self.chunk());
+            let n = if rest.len() >= long { long } else { rest.len().min(self.chunk()) };
             let (now, after) = rest.split_at(n);
             self.step(Part::Trunk, now, self.len)?;
             then(self, n, after.is_empty())?;
@@ -330,7 +348,7 @@ impl Model {
         n: usize,
     ) -> Result<Vec<f32>, Error> {
         // A full chunk has no other place than the first row.
-        let row = at.min(self.chunk() - rows);
+        let row = at.min(self.long - rows);
         self.launch(part, rows, &[("row", row as i64)])?;
         let mut bytes = vec![0; n * self.vocab() * 4];
         self.device.read(&self.logits, (at - row) * self.vocab() * 4, &mut bytes)?;
@@ -344,7 +362,7 @@ impl Model {
 
     /// The smallest plan for `n` tokens.
     fn rows_for(&self, n: usize) -> usize {
-        self.chunks.iter().copied().find(|&c| c >= n).unwrap_or(self.chunk())
+        self.chunks.iter().copied().find(|&c| c >= n).unwrap_or(self.long)
     }
 
     pub(crate) fn launch(&mut self, part: Part, rows: usize, symbols: &[(&str, i64)]) -> Result<(), Error> {

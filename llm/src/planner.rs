@@ -155,8 +155,8 @@ impl<'m> Planner<'m> {
         let model = self.model;
         let g = Graph::new();
         let i = self.inputs(&g, "");
-        let h = self.stream(&g, "hidden", model.chunk() as i64);
-        let row = g.symbol("row", (0, model.chunk() as i64 - rows));
+        let h = self.stream(&g, "hidden", model.long as i64);
+        let row = g.symbol("row", (0, model.long as i64 - rows));
         let x = h.slice_dim(0, row, g.int(rows));
         let own = self.inputs(&g, &format!("blk.{}.", model.config.layers));
         let drafting = if draft { Drafting::declare(&own, &model.config)?.head } else { None };

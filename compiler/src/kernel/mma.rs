@@ -60,7 +60,8 @@ impl<'g> Scheduled<'g> {
         let by = |n: i64| rows.iter().filter(move |r| multiple(r.1, n)).max_by_key(|r| r.1.bounds().1);
         let Some(&(longest, _)) = by(1) else { refuse!("mma: the weights have no rows") };
         // Rows may lie in blocks of eight: two of them, then.
-        let eight = by(ROWS / 2).map(|r| r.0).filter(|_| by(ROWS).is_none());
+        let exact = rows.iter().rfind(|r| r.1.as_int() == Some(ROWS / 2));
+        let eight = exact.or(by(ROWS / 2).filter(|_| by(ROWS).is_none())).map(|r| r.0);
         let two = rows.iter().rfind(|r| Some(r.0) != eight && multiple(r.1, 2)).map(|r| r.0);
         let (thread, side) = (self.range(THREADS, Kind::Local), self.range(2, Kind::Upcast));
         let (row, half) = match eight.zip(two) {
@@ -84,7 +85,24 @@ impl<'g> Scheduled<'g> {
         self.axes[column].range = side;
         let part = self.inner(inputs, PARTS, Kind::Unroll);
         self.warp = Some(Warp { thread, half, side, part: self.axes[part].range });
+        let loops = |a: &Axis<'g>| serial(&a) && found[0].over.contains(&a.range);
+        if let Some(axis) = self.axes.iter().position(loops) {
+            self.within_segments(axis);
+        }
         Ok(())
+    }
+
+    /// Nothing is summed behind the last segment, where results are undefined.
+    fn within_segments(&mut self, axis: usize) {
+        let (g, old) = (self.kernel.g, self.axes[axis].range);
+        let found: Vec<Ex> =
+            topo(&self.kernel.stores()).into_iter().filter(|e| e.op() == Op::Segment).collect();
+        let [chosen] = found[..] else { return };
+        let Some(segments) = self.segments(chosen) else { return };
+        let any = (g.int(segments) - chosen.arg(0).cast(Scalar::I64)).max(0).min(1);
+        let rounds = g.new_range(simplify1(old.arg(0) * any), Kind::Serial);
+        self.replace(old, rounds, &[rounds], None);
+        self.axes[axis].range = rounds;
     }
 
     fn range(&self, n: i64, kind: Kind) -> Ex<'g> {

@@ -472,11 +472,8 @@ impl<'g> Scheduled<'g> {
         let ([chosen], Some(most)) = (&found[..], old.extent()) else {
             refuse!("segment: the axis chooses no segments, or several")
         };
-        let segments = topo(&[chosen.arg(1)]).into_iter().rfind(|e| e.op() == Op::Load);
-        let Some(n) = segments.and_then(|l| length(l.arg(0)).as_int()) else {
-            refuse!("segment: the starts are not in memory")
-        };
-        let i = g.new_range(g.int(n - 1), Kind::Serial);
+        let Some(n) = self.segments(*chosen) else { refuse!("segment: the starts are not in memory") };
+        let i = g.new_range(g.int(n), Kind::Serial);
         let own = HashMap::from([(chosen.arg(0).id, i.cast(Scalar::I32))]);
         let place = simplify(&substitute(&[chosen.arg(1), chosen.arg(2)], &own));
         let [start, end] = [place[0], place[1]].map(|e| e.cast(Scalar::I64));
@@ -489,6 +486,12 @@ impl<'g> Scheduled<'g> {
         self.axes[axis].range = i;
         self.axes.push(Axis { range: j, role: old.role });
         Ok(())
+    }
+
+    /// How many segments an index chooses from, if their starts are in memory.
+    fn segments(&self, chosen: Ex<'g>) -> Option<i64> {
+        let starts = topo(&[chosen.arg(1)]).into_iter().rfind(|e| e.op() == Op::Load)?;
+        Some(length(starts.arg(0)).as_int()? - 1)
     }
 
     fn swap(&mut self, a: usize, b: usize) {

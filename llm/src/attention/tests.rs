@@ -97,3 +97,40 @@ fn pieces_say_what_the_whole_says() {
         }
     }
 }
+
+/// The second of two parts of a prompt sees what the first does not.
+#[test]
+fn parts_of_a_prompt_say_what_the_whole_says() {
+    let device = InterpDevice::like(Ptx::new(90).caps());
+    let c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
+    let numbers = Numbers { activations: Activations::Int8, unit: Some(Unit::Warp), spread: true };
+    let (g, mut rng, mut env) = (Graph::new(), Rng::new(7), Env::default());
+    let (t, rows, width) = (1024, 1280, 16);
+    let at = Place::new(&g, &c, t, rows, numbers, Reach::Whole);
+    let mut input = |name: &str, n: i64, like: DType| {
+        let x = g.input(name, like, [n, 1, width]);
+        env.set(x, fill(like, (n * width) as usize, Fill::Normal(1.0), &mut rng));
+        x
+    };
+    let q = input("q", t, DType::F32).unsqueeze(2);
+    let [keys, values] = ["keys", "values"].map(|name| at.seen(input(name, rows, numbers.cache())));
+    let pos = 70;
+    env.symbols.extend([("blocks".into(), (pos + t + at.block - 1) / at.block), ("pos".into(), pos)]);
+    assert_eq!((at.block, part(Unit::Warp, 1, rows)), (WARP_BLOCK, 512));
+    let y = attend(q, keys, values, 0.2, &at);
+    let whole = attend_at_once(q, keys, values, 0.2, &Place { halves: None, ..at });
+    let inputs = env.buffers.iter().map(|(slot, bytes)| {
+        let slice = device.alloc(bytes.len()).unwrap().whole();
+        device.write(&slice, 0, bytes).unwrap();
+        (*slot, slice)
+    });
+    let mut step = Step::new(&device, &g, &[y], &inputs.collect(), by_heuristic(&device)).unwrap();
+    let symbols: Vec<i64> = g.symbols().iter().map(|s| env.symbols[&s.name]).collect();
+    step.run(&device, &symbols).unwrap();
+    let mut got = vec![0; step.outputs()[0].len()];
+    device.read(&step.outputs()[0], 0, &mut got).unwrap();
+    let got = got.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    for (i, (got, want)) in got.zip(eval(&[whole], &env).swap_remove(0).floats()).enumerate() {
+        assert!((got - want).abs() < 2e-2, "{i} is {got}, not {want}");
+    }
+}

@@ -162,6 +162,21 @@ fn the_interpreter_agrees_with_prompts_as_a_gpu() {
     }
 }
 
+/// For a plan of 64 rows keys and values are computed from the latent rows, for one of 32 they are not.
+#[test]
+fn a_prompt_as_a_gpu_says_what_its_halves_say() {
+    let e = Expected::of("tiny_quant/q_glm4_moe_lite");
+    let file = packed_model("tiny_quant/q_glm4_moe_lite/q_glm4_moe_lite.q4_k_m.gguf");
+    let device = Arc::new(InterpDevice::like(Ptx::new(80).caps()));
+    let mut m = load(device, file, 64, Activations::Int8);
+    let (first, second) = (e.tokens("seq0"), e.tokens("seq1"));
+    let got = m.feed(&[&first[..], &second[..]].concat()).unwrap();
+    m.truncate(0);
+    m.feed(&first).unwrap();
+    let d = distance(&got, &m.feed(&second).unwrap(), e.vocab);
+    assert!(d.max <= 0.4 && d.mean <= 0.06 && d.kl <= 0.01 && d.cosine >= 0.998, "{d:?}");
+}
+
 #[test]
 fn quantised_models_with_exact_and_with_byte_activations() {
     for device in devices() {

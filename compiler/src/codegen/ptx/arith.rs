@@ -69,7 +69,10 @@ impl Emitter<'_> {
             Op::Iota => (0..lanes as i64).map(Piece::int).collect(),
             Op::Unary(u) => self.unary(u, dst, &v[0]),
             Op::Binary(b) if from == DType::I64 => vec![self.index_binary(b, dst, args)],
-            Op::Binary(b) => self.binary(b, dst, args),
+            Op::Binary(b) => match self.bytes.scaled([args[0], args[1]]).filter(|_| b == Binary::Mul) {
+                Some((bytes, factor)) => self.scaled_bytes(bytes, factor),
+                None => self.binary(b, dst, args),
+            },
             Op::Fma => (0..lanes).map(|l| self.asm.r("fma.rn.f32", &[v[0][l], v[1][l], v[2][l]])).collect(),
             Op::Where => self.choose(t, &v[0], &v[1], &v[2]),
             Op::Cast => match (from, t) {

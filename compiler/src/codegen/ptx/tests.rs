@@ -159,6 +159,31 @@ fn bytes_become_floats_without_integers() {
 }
 
 #[test]
+fn bytes_of_a_warps_product_take_their_factor_along() {
+    let code = "
+        %2: i64 = 4
+        %3: i64 = Mul %0 %2
+        %4: u8x4 = load g0[%3]
+        %5: u8x4 = 15
+        %6: u8x4 = And %4 %5
+        %7: i32x4 = Cast %6
+        %8: i32x4 = -8
+        %9: i32x4 = Add %7 %8
+        %10: f32x4 = Cast %9
+        %11: f32x4 = load g1[%3]
+        %12: f32x4 = Mul %10 %11
+        %13: bf16x4 = Cast %12
+        %14: f32x4 = 0.0
+        %15: f32x4 = mma %14 %13 %13 %13";
+    let declared = "buffer g0: u8\nbuffer g1: f32\nbuffer g2: f32 written";
+    let count = |text: &str, what: &str| text.matches(what).count();
+    let taken = body(declared, &format!("{code}\n        store g2[%3] = %15"));
+    assert_eq!([count(&taken, "fma.rn.f32"), count(&taken, "add.rn.f32")], [4, 0], "{taken}");
+    let seen = body(declared, &format!("{code}\n        store g2[%3] = %12"));
+    assert_eq!([count(&seen, "fma.rn.f32"), count(&seen, "add.rn.f32")], [0, 4], "{seen}");
+}
+
+#[test]
 fn product_of_a_warp() {
     let code = "
         %2: i64 = 4

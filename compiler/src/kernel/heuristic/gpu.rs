@@ -5,6 +5,7 @@
 //! lie side by side, each thread has an output of its own and the sum is cut into pieces that meet in local memory.
 
 use super::{Proposal, divisor, reads, shared, summed};
+use crate::dtype::DType;
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::kernel::tiles::{multiple, products};
 use crate::kernel::{Action, Axis, Role, consumers};
@@ -35,6 +36,9 @@ const TILE: i64 = 4;
 const WARP_TOKENS: i64 = 8;
 const WARP_TILES: i64 = 16;
 
+/// Warps of a processor that hide from each other how long memory takes.
+const WARPS: i64 = 8;
+
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
@@ -53,6 +57,7 @@ impl<'g> Proposal<'g, '_> {
         let block = self.block();
         let sums = self.sums(stage);
         if sums.is_empty() {
+            self.side_by_side(stage);
             self.fill(stage, block);
         } else if bytes.is_empty() && self.tiled(stage) {
             return self.by_tiles(stage, &sums, block);
@@ -97,27 +102,41 @@ impl<'g> Proposal<'g, '_> {
             |a: &Axis<'g>| found.iter().all(|p| reads(p.tokens, a.range) && !reads(p.weights, a.range));
         let of_weights =
             |a: &Axis<'g>| found.iter().all(|p| reads(p.weights, a.range) && !reads(p.tokens, a.range));
+        let whole = |e: Ex<'g>, most: i64| (1..=most).rev().find(|n| multiple(e, *n)).unwrap_or(1);
         let mut tiles = found.len() as i64;
         for (i, a) in self.outs(stage).into_iter().rev().filter(|(_, a)| of_tokens(a)) {
-            let n = divisor(a.extent().unwrap_or(1), (WARP_TILES / 2 / tiles).max(1));
+            let n = whole(a.range.arg(0), (WARP_TILES / 2 / tiles).max(1));
             if n > 1 && self.put(Action::Upcast, i, n as usize) {
                 tiles *= n;
             }
         }
-        let whole = |e: Ex<'g>, most: i64| (1..=most).rev().find(|n| multiple(e, *n)).unwrap_or(1);
         let mut rows = (WARP_TILES / tiles).clamp(1, 2);
-        let mut warps = BLOCK / self.caps.lanes as i64;
-        for (i, a) in self.outs(stage).into_iter().rev().filter(|(_, a)| of_weights(a)) {
+        let mine: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| of_weights(a)).collect();
+        for (i, a) in &mine {
             let n = whole(a.range.arg(0), rows);
-            if n > 1 && self.put(Action::Upcast, i, n as usize) {
+            if n > 1 && self.put(Action::Upcast, *i, n as usize) {
                 rows /= n;
             }
+        }
+        let groups = self.warps_of_a_sum(stage, &found[0].over);
+        let mut warps = if groups > 1 { STAGED } else { BLOCK } / self.caps.lanes as i64 / groups;
+        for (i, _) in mine {
             let n = whole(self.s.axes[i].range.arg(0), warps);
             if n > 1 && self.put(Action::Local, i, n as usize) {
                 warps /= n;
             }
         }
         true
+    }
+
+    /// Where warps with sums of their own are too few to wait for memory in turns, several share one.
+    fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>]) -> i64 {
+        let warps: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        let wanted = (WARPS * PROCESSORS + warps - 1) / warps.max(1);
+        let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
+        let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
+        let n = [4, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);
+        if n > 1 && self.put(Action::Group, i, n as usize) { n } else { 1 }
     }
 
     /// Threads of a block: many where only a few rows share the work of several stages.
@@ -345,6 +364,19 @@ impl<'g> Proposal<'g, '_> {
         }
     }
 
+    /// Where elements are more than threads: as many for each thread as one store holds.
+    fn side_by_side(&mut self, stage: usize) {
+        let (outs, store) = (self.outs(stage), self.s.kernel.stages[stage].store);
+        let all: i64 = outs.iter().map(|(_, a)| work(a.range)).product();
+        let most = self.caps.vector_bytes as i64 / store.dtype().bytes() as i64;
+        let beside = |a: &Axis<'g>| affine(store.arg(1), &[a.range]).is_some_and(|(_, s)| s[0] == 1);
+        let Some(&(i, a)) = outs.iter().find(|(_, a)| beside(a)).filter(|_| all >= FULL) else { return };
+        let n = 1 << a.extent().map_or(0, |e| e.trailing_zeros().min(most.max(1).ilog2()));
+        if n > 1 && self.s.kernel.stages.len() == 1 && in_lanes(store, a.range) {
+            self.put(Action::Vector, i, n as usize);
+        }
+    }
+
     /// Spreads outputs over threads, the innermost first; what is left of the threads.
     fn fill(&mut self, stage: usize, threads: i64) -> i64 {
         let mut left = threads;
@@ -362,6 +394,24 @@ impl<'g> Proposal<'g, '_> {
 /// Most rounds of a range.
 fn work(range: Ex) -> i64 {
     range.arg(0).bounds().1
+}
+
+/// Can what depends on the range be computed in lanes: is every index of 32 bits that is no plain row of elements?
+fn in_lanes(store: Ex, range: Ex) -> bool {
+    let (mut stack, mut seen) = (store.args().split_off(2), HashSet::new());
+    while let Some(e) = stack.pop() {
+        if !seen.insert(e.id) || !reads(e, range) {
+            continue;
+        }
+        let (least, most) = e.bounds();
+        let wide = e.dtype() == DType::INDEX && (least < i32::MIN as i64 || most > i32::MAX as i64);
+        if wide || matches!(e.op(), Op::Fold(..)) || e.op() == Op::Load && e.dtype() == DType::INDEX {
+            return false;
+        }
+        let row = e.op() == Op::Load && step(e, range) == Some(1);
+        stack.extend(e.args().into_iter().skip(if row { 2 } else { 0 }));
+    }
+    true
 }
 
 /// How far apart in memory neighbours along the range are.
