@@ -9,14 +9,17 @@
 use super::Kernel;
 use crate::graph::Id;
 use crate::linear::{Count, Linear};
-use crate::work::work;
+use crate::work::{pressure, work};
 
 /// Cycles that a launch costs whatever it does: about 3 µs.
 const LAUNCH: f64 = 5_000.0;
 /// What takes longer than this is not worth the trouble.
 const LONG: f64 = 32.0 * LAUNCH;
-/// Threads that a large GPU runs at once, and instructions and bytes that it does in a cycle.
-const RESIDENT: u64 = 128 * 2048;
+/// Multiprocessors of a large GPU; threads and registers of one.
+const PROCESSORS: u64 = 128;
+const THREADS: u64 = 2048;
+const REGISTERS: u64 = 64 << 10;
+/// Instructions and bytes that it does in a cycle.
 const INSTRUCTIONS: f64 = 128.0 * 128.0;
 const BYTES: f64 = 2_500.0;
 /// Threads that it starts in a cycle, be it that they leave at once.
@@ -41,12 +44,20 @@ struct Cost {
     blocks: u64,
     /// Threads of all blocks that do something.
     busy: u64,
-    /// Threads of a block: most and fewest of a member.
-    threads: (u32, u32),
+    /// How often all multiprocessors are filled with blocks, summed over the members by themselves.
+    rounds: u64,
+    /// Threads of a block and registers of a thread, of the member that wants most.
+    threads: u32,
+    registers: u64,
     local: usize,
     buffers: usize,
     /// Members whose grid depends on symbols.
     varying: usize,
+}
+
+/// Blocks that run at once on a large GPU.
+fn at_once(threads: u32, registers: u64) -> u64 {
+    PROCESSORS * (THREADS.min(REGISTERS / registers) / threads as u64).max(1)
 }
 
 impl Cost {
@@ -56,6 +67,9 @@ impl Cost {
         let blocks = p.grid.eval(&symbols).max(1) as u64;
         let (instructions, threads) = (w.instructions as f64, p.threads as f64);
         let depth = instructions / (blocks as f64 * threads) * TURN * (threads / TURNS).max(1.0);
+        // Addresses come on top; the assembler orders instructions so that fewer values are alive (28 to 72 registers on
+        // sm_90 for kernels of one token whose pressure is 22 to 121, 174 for products whose is 212).
+        let registers = 16 + pressure(p) as u64 * 5 / 8;
         let total = (instructions / INSTRUCTIONS).max(w.loaded as f64 / BYTES);
         Cost {
             depth,
@@ -63,7 +77,9 @@ impl Cost {
             longest: depth.max(total),
             blocks,
             busy: blocks * p.threads as u64,
-            threads: (p.threads, p.threads),
+            rounds: blocks.div_ceil(at_once(p.threads, registers)),
+            threads: p.threads,
+            registers,
             local: p.locals.iter().map(|l| (l.len * l.dtype.bytes()).next_multiple_of(16)).sum(),
             buffers: p.buffers.len(),
             varying: !matches!(p.grid, Count::Const(_)) as usize,
@@ -77,7 +93,9 @@ impl Cost {
             longest: self.longest.max(other.longest),
             blocks: self.blocks + other.blocks,
             busy: self.busy + other.busy,
-            threads: (self.threads.0.max(other.threads.0), self.threads.1.min(other.threads.1)),
+            rounds: self.rounds + other.rounds,
+            threads: self.threads.max(other.threads),
+            registers: self.registers.max(other.registers),
             local: self.local.max(other.local),
             buffers: self.buffers + other.buffers,
             varying: self.varying + other.varying,
@@ -85,15 +103,17 @@ impl Cost {
     }
 
     fn time(self) -> f64 {
-        let idle = self.blocks * self.threads.0 as u64 - self.busy;
+        let idle = self.blocks * self.threads as u64 - self.busy;
         LAUNCH + self.depth.max(self.total) + idle as f64 / STARTS
     }
 
-    /// Can it be one launch? Every block has as many threads as the largest part's.
+    /// Can it be one launch? Every block has the threads and the registers that its largest parts want: that must not
+    /// make more rounds of blocks than its members have by themselves. An assembler makes do with some fewer registers.
     fn fits(self) -> bool {
-        let (most, fewest) = self.threads;
-        let wasted = most > 2 * fewest && self.blocks * most as u64 > RESIDENT;
-        !wasted
+        let wanted = self.threads as u64 * self.registers;
+        let rounds = self.blocks.div_ceil(at_once(self.threads, self.registers));
+        rounds <= self.rounds
+            && wanted <= REGISTERS * 3 / 2
             && self.longest <= LONG
             && self.local <= LOCAL_BYTES
             && self.buffers <= BUFFERS
@@ -190,7 +210,9 @@ mod tests {
             longest: depth,
             blocks: 64,
             busy: 64 * 128,
-            threads: (128, 128),
+            rounds: 1,
+            threads: 128,
+            registers: 32,
             local: 1 << 10,
             buffers: 3,
             varying: 0,
@@ -252,8 +274,12 @@ mod tests {
         assert_eq!(two(Cost { varying: 1, ..c }, Cost { varying: 1, ..c }), 2, "two grids that vary");
         assert_eq!(two(Cost { local: 64 << 10, ..c }, c), 2, "too much local memory");
         assert_eq!(two(cost(2.0 * LONG), c), 2, "too long to matter");
-        let wide = Cost { threads: (1024, 1024), blocks: 1, busy: 1024, ..c };
-        assert_eq!(two(wide, c), 1, "there is room for 65 blocks of 1024 threads");
-        assert_eq!(two(wide, Cost { blocks: 640, busy: 640 * 128, ..c }), 2, "and not for 641");
+        let wide = Cost { threads: 1024, blocks: 1, busy: 1024, ..c };
+        assert_eq!(two(wide, c), 1, "65 blocks of 1024 threads run at once");
+        let more = |blocks| Cost { blocks, busy: blocks * 128, ..c };
+        assert_eq!(two(wide, more(640)), 2, "and 641 do not");
+        let full = Cost { registers: 160, ..c };
+        assert_eq!(two(full, more(1000)), 2, "at once before, and in rounds with so many registers");
+        assert_eq!(two(wide, full), 2, "no block of 1024 threads has so many registers");
     }
 }
