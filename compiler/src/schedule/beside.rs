@@ -2,7 +2,8 @@
 //!
 //! In: a program's kernels in order, and what each was compiled to. Out: groups in an order that respects every
 //! dependence; the members of a group do not depend on one another. Launches run one after the other, so what counts is the
-//! sum of the groups' times: two groups become one while that saves time, those that save most first.
+//! sum of the groups' times: two groups become one while that saves time, those that save most first. Of three orders of
+//! doing this the best is taken.
 //!
 //! Buffers of different slots are taken to be different memory.
 
@@ -154,22 +155,21 @@ fn grouped<B: PartialEq>(touched: &[Vec<(B, bool)>], costs: &[Cost]) -> Vec<Vec<
             before[a][b] = true;
         }
     }
-    let mut costs = costs.to_vec();
-    let mut groups: Vec<Vec<usize>> = (0..n).map(|k| vec![k]).collect();
-    while let Some((a, b)) = best(&groups, &before, &costs) {
-        costs[a] = costs[a].with(costs[b]);
-        let moved = std::mem::take(&mut groups[b]);
-        groups[a].extend(moved);
-        for x in 0..n {
-            before[x][a] |= before[x][b];
-            before[a][x] |= before[b][x];
+    // Kernels as early as can be, as late as can be: what is independent at one depth first, so that no pair stands in the
+    // way of two others.
+    let depth = |before: &dyn Fn(usize, usize) -> bool, order: &mut dyn Iterator<Item = usize>| {
+        let mut depths = vec![0; n];
+        for k in order {
+            depths[k] =
+                (0..n).filter(|&other| before(other, k)).map(|other| depths[other] + 1).max().unwrap_or(0);
         }
-        for x in (0..n).filter(|&x| before[x][a]).collect::<Vec<_>>() {
-            for y in 0..n {
-                before[x][y] |= before[a][y];
-            }
-        }
-    }
+        depths
+    };
+    let early = depth(&|a, b| before[a][b], &mut (0..n));
+    let late = depth(&|a, b| before[b][a], &mut (0..n).rev());
+    let ways = [vec![0; n], early, late].map(|depths| merged(before.clone(), costs, &depths));
+    let least = ways.into_iter().reduce(|a, b| if b.time < a.time { b } else { a });
+    let Way { mut groups, before, .. } = least.expect("there are three");
     let mut left: Vec<usize> = (0..n).filter(|&g| !groups[g].is_empty()).collect();
     let mut order = vec![];
     while !left.is_empty() {
@@ -180,12 +180,49 @@ fn grouped<B: PartialEq>(touched: &[Vec<(B, bool)>], costs: &[Cost]) -> Vec<Vec<
     order
 }
 
+/// A way to group kernels.
+struct Way {
+    groups: Vec<Vec<usize>>,
+    before: Vec<Vec<bool>>,
+    time: f64,
+}
+
+/// Merges groups of equal depths while that saves time, then any.
+fn merged(mut before: Vec<Vec<bool>>, costs: &[Cost], depths: &[usize]) -> Way {
+    let n = costs.len();
+    let mut costs = costs.to_vec();
+    let mut groups: Vec<Vec<usize>> = (0..n).map(|k| vec![k]).collect();
+    for any in [false, true] {
+        while let Some((a, b)) = best(&groups, &before, &costs, &|a, b| any || depths[a] == depths[b]) {
+            costs[a] = costs[a].with(costs[b]);
+            let moved = std::mem::take(&mut groups[b]);
+            groups[a].extend(moved);
+            for x in 0..n {
+                before[x][a] |= before[x][b];
+                before[a][x] |= before[b][x];
+            }
+            for x in (0..n).filter(|&x| before[x][a]).collect::<Vec<_>>() {
+                for y in 0..n {
+                    before[x][y] |= before[a][y];
+                }
+            }
+        }
+    }
+    let time = groups.iter().zip(&costs).filter(|(g, _)| !g.is_empty()).map(|(_, c)| c.time()).sum();
+    Way { groups, before, time }
+}
+
 /// The two groups that save most as one, the earliest of those that save as much.
-fn best(groups: &[Vec<usize>], before: &[Vec<bool>], costs: &[Cost]) -> Option<(usize, usize)> {
+fn best(
+    groups: &[Vec<usize>],
+    before: &[Vec<bool>],
+    costs: &[Cost],
+    allowed: &dyn Fn(usize, usize) -> bool,
+) -> Option<(usize, usize)> {
     let mut found: Option<(f64, usize, usize)> = None;
     for a in (0..groups.len()).filter(|&a| !groups[a].is_empty()) {
         for b in (a + 1..groups.len()).filter(|&b| !groups[b].is_empty()) {
-            if before[a][b] || before[b][a] {
+            if before[a][b] || before[b][a] || !allowed(a, b) {
                 continue;
             }
             let both = costs[a].with(costs[b]);
@@ -255,6 +292,18 @@ mod tests {
             (&[3, 4], 5, cost(6_000.0)),
         ];
         assert_eq!(groups(&layer), [vec![0], vec![1], vec![2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn no_pair_stands_in_the_way_of_two_others() {
+        // Queries and their norm, keys and theirs; the first product and the second norm would save most.
+        let layer: [(&[u32], u32, Cost); 4] = [
+            (&[0], 1, cost(1_000.0)),
+            (&[1], 2, cost(300.0)),
+            (&[0], 3, cost(300.0)),
+            (&[3], 4, cost(1_000.0)),
+        ];
+        assert_eq!(groups(&layer), [[0, 2], [1, 3]]);
     }
 
     #[test]
