@@ -197,15 +197,12 @@ fn merged(mut before: Vec<Vec<bool>>, costs: &[Cost], depths: &[usize]) -> Way {
             costs[a] = costs[a].with(costs[b]);
             let moved = std::mem::take(&mut groups[b]);
             groups[a].extend(moved);
-            for x in 0..n {
-                before[x][a] |= before[x][b];
-                before[a][x] |= before[b][x];
+            let later: Vec<bool> = before[a].iter().zip(&before[b]).map(|(x, y)| *x || *y).collect();
+            for row in before.iter_mut().filter(|row| row[a] || row[b]) {
+                row[a] = true;
+                row.iter_mut().zip(&later).for_each(|(known, l)| *known |= l);
             }
-            for x in (0..n).filter(|&x| before[x][a]).collect::<Vec<_>>() {
-                for y in 0..n {
-                    before[x][y] |= before[a][y];
-                }
-            }
+            before[a] = later;
         }
     }
     let time = groups.iter().zip(&costs).filter(|(g, _)| !g.is_empty()).map(|(_, c)| c.time()).sum();
