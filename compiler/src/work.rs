@@ -71,6 +71,56 @@ pub fn work(p: &Linear, symbols: &[i64]) -> Work {
     open[0].0.times(grid.saturating_mul(p.threads as u64))
 }
 
+/// Registers of 32 bits that are alive at once, at most: what a GPU's threads hold of the program. An index is one of
+/// them, a constant or a bool none.
+pub fn pressure(p: &Linear) -> usize {
+    let size = |r: Reg| match p.dtype(r) {
+        t if t.scalar == Scalar::Bool => 0,
+        t if t.scalar == Scalar::I64 => t.lanes as usize,
+        t => t.bytes().div_ceil(4),
+    };
+    let mut ends = vec![0; p.code.len()];
+    let mut open = vec![];
+    for (at, inst) in p.code.iter().enumerate() {
+        match inst {
+            Inst::Loop { .. } => open.push(at),
+            Inst::End { .. } => ends[open.pop().expect("loops are nested")] = at,
+            _ => {}
+        }
+    }
+    // Where each register is defined, and where it is needed for the last time.
+    let mut life = vec![(0, 0); p.regs.len()];
+    for (at, inst) in p.code.iter().enumerate() {
+        if let Inst::End { .. } = inst {
+            open.pop();
+        }
+        for r in inst.uses() {
+            let life = &mut life[r.0 as usize];
+            // What comes from outside a loop is needed in its every round.
+            let outside = open.iter().find(|&&start| life.0 < start).map_or(at, |&start| ends[start]);
+            life.1 = life.1.max(outside);
+        }
+        let lasts = if let Inst::Loop { .. } = inst { ends[at] } else { at };
+        inst.defs().into_iter().for_each(|r| life[r.0 as usize] = (at, lasts));
+        if let Inst::Loop { .. } = inst {
+            open.push(at);
+        }
+    }
+    let mut change = vec![0i64; p.code.len() + 2];
+    for inst in p.code.iter().filter(|i| !matches!(i, Inst::Op { op: Op::Const(_), .. })) {
+        for r in inst.defs() {
+            let (from, to) = life[r.0 as usize];
+            change[from] += size(r) as i64;
+            change[to + 1] -= size(r) as i64;
+        }
+    }
+    let alive = change.iter().scan(0, |sum, c| {
+        *sum += c;
+        Some(*sum)
+    });
+    alive.max().unwrap_or(0) as usize
+}
+
 /// The value of an index that loops and symbols alone decide.
 fn value(
     p: &Linear,
@@ -140,6 +190,29 @@ fn one(p: &Linear, inst: &Inst) -> Work {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::linear::parse;
+
+    #[test]
+    fn values_are_alive_from_where_they_are_made_to_where_they_are_used() {
+        let p = parse(
+            "linear p grid 1 threads 1
+             buffer g0: f32
+             buffer g1: f32 written
+             %0: i64 = 4
+             %1: i64 = Grid
+             %2: f32x4 = load g0[%1]
+             %3: f32 = 0.0
+             loop %4 < %0 [%5: f32 = %3]
+               %6: f32x4 = load g0[%4]
+               %7: f32x4 = Add %6 %2
+               %8: f32 = FoldSum %7
+               %9: f32 = Add %8 %5
+             end [%9] -> [%10: f32]
+             store g1[%1] = %10",
+        );
+        // The grid's index, the four that every round needs, the round and the sum, then eight of the round's own.
+        assert_eq!(pressure(&p.unwrap()), 1 + 4 + 1 + 1 + 8);
+    }
     use crate::dtype::DType;
     use crate::linear::Count;
 

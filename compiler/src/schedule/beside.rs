@@ -2,21 +2,25 @@
 //!
 //! In: a program's kernels in order, and what each was compiled to. Out: groups in an order that respects every
 //! dependence; the members of a group do not depend on one another. Launches run one after the other, so what counts is the
-//! sum of the groups' times: two groups become one while that saves time, those that save most first.
+//! sum of the groups' times: two groups become one while that saves time, those that save most first. Of three orders of
+//! doing this the best is taken.
 //!
 //! Buffers of different slots are taken to be different memory.
 
 use super::Kernel;
 use crate::graph::Id;
 use crate::linear::{Count, Linear};
-use crate::work::work;
+use crate::work::{pressure, work};
 
 /// Cycles that a launch costs whatever it does: about 3 µs.
 const LAUNCH: f64 = 5_000.0;
 /// What takes longer than this is not worth the trouble.
 const LONG: f64 = 32.0 * LAUNCH;
-/// Threads that a large GPU runs at once, and instructions and bytes that it does in a cycle.
-const RESIDENT: u64 = 128 * 2048;
+/// Multiprocessors of a large GPU; threads and registers of one.
+const PROCESSORS: u64 = 128;
+const THREADS: u64 = 2048;
+const REGISTERS: u64 = 64 << 10;
+/// Instructions and bytes that it does in a cycle.
 const INSTRUCTIONS: f64 = 128.0 * 128.0;
 const BYTES: f64 = 2_500.0;
 /// Threads that it starts in a cycle, be it that they leave at once.
@@ -41,12 +45,20 @@ struct Cost {
     blocks: u64,
     /// Threads of all blocks that do something.
     busy: u64,
-    /// Threads of a block: most and fewest of a member.
-    threads: (u32, u32),
+    /// How often all multiprocessors are filled with blocks, summed over the members by themselves.
+    rounds: u64,
+    /// Threads of a block and registers of a thread, of the member that wants most.
+    threads: u32,
+    registers: u64,
     local: usize,
     buffers: usize,
     /// Members whose grid depends on symbols.
     varying: usize,
+}
+
+/// Blocks that run at once on a large GPU.
+fn at_once(threads: u32, registers: u64) -> u64 {
+    PROCESSORS * (THREADS.min(REGISTERS / registers) / threads as u64).max(1)
 }
 
 impl Cost {
@@ -56,6 +68,9 @@ impl Cost {
         let blocks = p.grid.eval(&symbols).max(1) as u64;
         let (instructions, threads) = (w.instructions as f64, p.threads as f64);
         let depth = instructions / (blocks as f64 * threads) * TURN * (threads / TURNS).max(1.0);
+        // Addresses come on top; the assembler orders instructions so that fewer values are alive (28 to 72 registers on
+        // sm_90 for kernels of one token whose pressure is 22 to 121, 174 for products whose is 212).
+        let registers = 16 + pressure(p) as u64 * 5 / 8;
         let total = (instructions / INSTRUCTIONS).max(w.loaded as f64 / BYTES);
         Cost {
             depth,
@@ -63,7 +78,9 @@ impl Cost {
             longest: depth.max(total),
             blocks,
             busy: blocks * p.threads as u64,
-            threads: (p.threads, p.threads),
+            rounds: blocks.div_ceil(at_once(p.threads, registers)),
+            threads: p.threads,
+            registers,
             local: p.locals.iter().map(|l| (l.len * l.dtype.bytes()).next_multiple_of(16)).sum(),
             buffers: p.buffers.len(),
             varying: !matches!(p.grid, Count::Const(_)) as usize,
@@ -77,7 +94,9 @@ impl Cost {
             longest: self.longest.max(other.longest),
             blocks: self.blocks + other.blocks,
             busy: self.busy + other.busy,
-            threads: (self.threads.0.max(other.threads.0), self.threads.1.min(other.threads.1)),
+            rounds: self.rounds + other.rounds,
+            threads: self.threads.max(other.threads),
+            registers: self.registers.max(other.registers),
             local: self.local.max(other.local),
             buffers: self.buffers + other.buffers,
             varying: self.varying + other.varying,
@@ -85,15 +104,17 @@ impl Cost {
     }
 
     fn time(self) -> f64 {
-        let idle = self.blocks * self.threads.0 as u64 - self.busy;
+        let idle = self.blocks * self.threads as u64 - self.busy;
         LAUNCH + self.depth.max(self.total) + idle as f64 / STARTS
     }
 
-    /// Can it be one launch? Every block has as many threads as the largest part's.
+    /// Can it be one launch? Every block has the threads and the registers that its largest parts want: that must not
+    /// make more rounds of blocks than its members have by themselves. An assembler makes do with some fewer registers.
     fn fits(self) -> bool {
-        let (most, fewest) = self.threads;
-        let wasted = most > 2 * fewest && self.blocks * most as u64 > RESIDENT;
-        !wasted
+        let wanted = self.threads as u64 * self.registers;
+        let rounds = self.blocks.div_ceil(at_once(self.threads, self.registers));
+        rounds <= self.rounds
+            && wanted <= REGISTERS * 3 / 2
             && self.longest <= LONG
             && self.local <= LOCAL_BYTES
             && self.buffers <= BUFFERS
@@ -134,22 +155,21 @@ fn grouped<B: PartialEq>(touched: &[Vec<(B, bool)>], costs: &[Cost]) -> Vec<Vec<
             before[a][b] = true;
         }
     }
-    let mut costs = costs.to_vec();
-    let mut groups: Vec<Vec<usize>> = (0..n).map(|k| vec![k]).collect();
-    while let Some((a, b)) = best(&groups, &before, &costs) {
-        costs[a] = costs[a].with(costs[b]);
-        let moved = std::mem::take(&mut groups[b]);
-        groups[a].extend(moved);
-        for x in 0..n {
-            before[x][a] |= before[x][b];
-            before[a][x] |= before[b][x];
+    // Kernels as early as can be, as late as can be: what is independent at one depth first, so that no pair stands in the
+    // way of two others.
+    let depth = |before: &dyn Fn(usize, usize) -> bool, order: &mut dyn Iterator<Item = usize>| {
+        let mut depths = vec![0; n];
+        for k in order {
+            depths[k] =
+                (0..n).filter(|&other| before(other, k)).map(|other| depths[other] + 1).max().unwrap_or(0);
         }
-        for x in (0..n).filter(|&x| before[x][a]).collect::<Vec<_>>() {
-            for y in 0..n {
-                before[x][y] |= before[a][y];
-            }
-        }
-    }
+        depths
+    };
+    let early = depth(&|a, b| before[a][b], &mut (0..n));
+    let late = depth(&|a, b| before[b][a], &mut (0..n).rev());
+    let ways = [vec![0; n], early, late].map(|depths| merged(before.clone(), costs, &depths));
+    let least = ways.into_iter().reduce(|a, b| if b.time < a.time { b } else { a });
+    let Way { mut groups, before, .. } = least.expect("there are three");
     let mut left: Vec<usize> = (0..n).filter(|&g| !groups[g].is_empty()).collect();
     let mut order = vec![];
     while !left.is_empty() {
@@ -160,12 +180,46 @@ fn grouped<B: PartialEq>(touched: &[Vec<(B, bool)>], costs: &[Cost]) -> Vec<Vec<
     order
 }
 
+/// A way to group kernels.
+struct Way {
+    groups: Vec<Vec<usize>>,
+    before: Vec<Vec<bool>>,
+    time: f64,
+}
+
+/// Merges groups of equal depths while that saves time, then any.
+fn merged(mut before: Vec<Vec<bool>>, costs: &[Cost], depths: &[usize]) -> Way {
+    let n = costs.len();
+    let mut costs = costs.to_vec();
+    let mut groups: Vec<Vec<usize>> = (0..n).map(|k| vec![k]).collect();
+    for any in [false, true] {
+        while let Some((a, b)) = best(&groups, &before, &costs, &|a, b| any || depths[a] == depths[b]) {
+            costs[a] = costs[a].with(costs[b]);
+            let moved = std::mem::take(&mut groups[b]);
+            groups[a].extend(moved);
+            let later: Vec<bool> = before[a].iter().zip(&before[b]).map(|(x, y)| *x || *y).collect();
+            for row in before.iter_mut().filter(|row| row[a] || row[b]) {
+                row[a] = true;
+                row.iter_mut().zip(&later).for_each(|(known, l)| *known |= l);
+            }
+            before[a] = later;
+        }
+    }
+    let time = groups.iter().zip(&costs).filter(|(g, _)| !g.is_empty()).map(|(_, c)| c.time()).sum();
+    Way { groups, before, time }
+}
+
 /// The two groups that save most as one, the earliest of those that save as much.
-fn best(groups: &[Vec<usize>], before: &[Vec<bool>], costs: &[Cost]) -> Option<(usize, usize)> {
+fn best(
+    groups: &[Vec<usize>],
+    before: &[Vec<bool>],
+    costs: &[Cost],
+    allowed: &dyn Fn(usize, usize) -> bool,
+) -> Option<(usize, usize)> {
     let mut found: Option<(f64, usize, usize)> = None;
     for a in (0..groups.len()).filter(|&a| !groups[a].is_empty()) {
         for b in (a + 1..groups.len()).filter(|&b| !groups[b].is_empty()) {
-            if before[a][b] || before[b][a] {
+            if before[a][b] || before[b][a] || !allowed(a, b) {
                 continue;
             }
             let both = costs[a].with(costs[b]);
@@ -190,7 +244,9 @@ mod tests {
             longest: depth,
             blocks: 64,
             busy: 64 * 128,
-            threads: (128, 128),
+            rounds: 1,
+            threads: 128,
+            registers: 32,
             local: 1 << 10,
             buffers: 3,
             varying: 0,
@@ -236,6 +292,18 @@ mod tests {
     }
 
     #[test]
+    fn no_pair_stands_in_the_way_of_two_others() {
+        // Queries and their norm, keys and theirs; the first product and the second norm would save most.
+        let layer: [(&[u32], u32, Cost); 4] = [
+            (&[0], 1, cost(1_000.0)),
+            (&[1], 2, cost(300.0)),
+            (&[0], 3, cost(300.0)),
+            (&[3], 4, cost(1_000.0)),
+        ];
+        assert_eq!(groups(&layer), [[0, 2], [1, 3]]);
+    }
+
+    #[test]
     fn readers_and_writers_of_a_buffer_stay_in_order() {
         let c = cost(400.0);
         assert_eq!(groups(&[(&[1], 2, c), (&[3], 1, c)]), [[0], [1]], "written after it is read");
@@ -252,8 +320,12 @@ mod tests {
         assert_eq!(two(Cost { varying: 1, ..c }, Cost { varying: 1, ..c }), 2, "two grids that vary");
         assert_eq!(two(Cost { local: 64 << 10, ..c }, c), 2, "too much local memory");
         assert_eq!(two(cost(2.0 * LONG), c), 2, "too long to matter");
-        let wide = Cost { threads: (1024, 1024), blocks: 1, busy: 1024, ..c };
-        assert_eq!(two(wide, c), 1, "there is room for 65 blocks of 1024 threads");
-        assert_eq!(two(wide, Cost { blocks: 640, busy: 640 * 128, ..c }), 2, "and not for 641");
+        let wide = Cost { threads: 1024, blocks: 1, busy: 1024, ..c };
+        assert_eq!(two(wide, c), 1, "65 blocks of 1024 threads run at once");
+        let more = |blocks| Cost { blocks, busy: blocks * 128, ..c };
+        assert_eq!(two(wide, more(640)), 2, "and 641 do not");
+        let full = Cost { registers: 160, ..c };
+        assert_eq!(two(full, more(1000)), 2, "at once before, and in rounds with so many registers");
+        assert_eq!(two(wide, full), 2, "no block of 1024 threads has so many registers");
     }
 }

@@ -4,6 +4,7 @@ use super::*;
 use compiler::kernel::{parse, show};
 use llm::tune::{Options as Wanted, Outcome};
 use runtime::schedules::Schedules;
+use runtime::step::Compiled;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -35,10 +36,15 @@ fn story(schedules: Schedules) -> Option<Model> {
     Some(Model::load(device, file, options, &mut |_, _| ()).unwrap())
 }
 
+/// The kernels of one token's step.
+fn kernels(m: &mut Model) -> Vec<Compiled> {
+    m.launches(1).unwrap().into_iter().flat_map(|(l, _)| l.parts).collect()
+}
+
 /// The kernel that makes logits, its schedule and the key that it is known by.
 fn head(m: &mut Model) -> (String, runtime::cache::Key) {
-    let kernels = m.kernels(1).unwrap();
-    let (kernel, _) = kernels.iter().rfind(|(k, _)| k.text.contains("buffer output.weight")).unwrap();
+    let kernels = kernels(m);
+    let kernel = kernels.iter().rfind(|k| k.text.contains("buffer output.weight")).unwrap();
     (show(&kernel.schedule), Schedules::key(&kernel.text, m.device().target().name()))
 }
 
@@ -91,12 +97,12 @@ fn what_does_not_apply_is_left_aside_with_one_warning() {
     let schedules = Schedules::open(&dir.0, warn);
     let Some(mut usual) = story(Schedules::default()) else { return };
     let want = usual.feed(&TOKENS).unwrap();
-    for (kernel, _) in usual.kernels(1).unwrap() {
+    for kernel in kernels(&mut usual) {
         let key = Schedules::key(&kernel.text, usual.device().target().name());
         schedules.put(key, &parse("vector(77,16) grid(0,0)").unwrap());
     }
     let mut m = story(schedules).unwrap();
-    let of = |m: &mut Model| m.kernels(1).unwrap().iter().map(|(k, _)| show(&k.schedule)).collect::<Vec<_>>();
+    let of = |m: &mut Model| kernels(m).iter().map(|k| show(&k.schedule)).collect::<Vec<_>>();
     assert_eq!(of(&mut m), of(&mut usual));
     assert_eq!(m.feed(&TOKENS).unwrap(), want);
     assert_eq!(WARNINGS.load(Ordering::Relaxed), 1);
