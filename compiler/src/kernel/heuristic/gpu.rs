@@ -132,7 +132,7 @@ impl<'g> Proposal<'g, '_> {
     /// Where warps with sums of their own are too few to wait for memory in turns, several share one.
     fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>]) -> i64 {
         let warps: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
-        let wanted = (WARPS * PROCESSORS + warps - 1) / warps.max(1);
+        let wanted = WARPS * PROCESSORS / warps.max(1);
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
         let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
         let n = [4, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);
