@@ -65,7 +65,7 @@ pub fn model(model: &mut Model, show: &[DumpWhat]) -> Result<()> {
                 eprintln!("{}", k.text);
             }
             if wants(DumpWhat::Linear) {
-                eprintln!("{}", k.linear());
+                eprintln!("{}", k.linear);
             }
         }
         if wants(DumpWhat::Asm) {

@@ -35,8 +35,9 @@ pub enum Inst {
     Gather { dst: Reg, mem: Mem, index: Reg, gate: Option<Reg> },
     /// Writes all lanes of `value` to consecutive elements; gated like `Load`.
     Store { mem: Mem, index: Reg, offset: i64, value: Reg, gate: Option<Reg> },
-    /// Asks for the cache line of element `index + offset` of bytes; may lie outside the buffer.
-    Prefetch { mem: Mem, index: Reg, offset: i64 },
+    /// Asks for the cache line of element `index + offset` of bytes; may lie outside the buffer. Only a hint: a target may
+    /// leave out the `gate`, and all of it.
+    Prefetch { mem: Mem, index: Reg, offset: i64, gate: Option<Reg> },
     /// Runs the instructions up to the matching `End` for `var` = 0, 1, .. `extent`-1 (i64; may be none). A carried
     /// `(phi, init)`: `phi` is `init` in the first round and afterwards what `End` names.
     Loop { var: Reg, extent: Reg, carried: Vec<(Reg, Reg)> },
@@ -219,11 +220,10 @@ impl Inst {
     pub fn uses(&self) -> Vec<Reg> {
         match self {
             Inst::Op { args, .. } => args.clone(),
-            Inst::Load { index, gate, .. } | Inst::Gather { index, gate, .. } => {
-                std::iter::once(*index).chain(*gate).collect()
-            }
+            Inst::Load { index, gate, .. }
+            | Inst::Gather { index, gate, .. }
+            | Inst::Prefetch { index, gate, .. } => std::iter::once(*index).chain(*gate).collect(),
             Inst::Store { index, value, gate, .. } => [*index, *value].into_iter().chain(*gate).collect(),
-            Inst::Prefetch { index, .. } => vec![*index],
             Inst::Loop { extent, carried, .. } => {
                 std::iter::once(*extent).chain(carried.iter().map(|c| c.1)).collect()
             }
@@ -256,7 +256,9 @@ impl Inst {
         let mut put = |r: &mut Reg| *r = f(*r);
         match self {
             Inst::Op { args: all, .. } | Inst::End { next: all, .. } => all.iter_mut().for_each(put),
-            Inst::Load { index, gate, .. } | Inst::Gather { index, gate, .. } => {
+            Inst::Load { index, gate, .. }
+            | Inst::Gather { index, gate, .. }
+            | Inst::Prefetch { index, gate, .. } => {
                 put(index);
                 gate.iter_mut().for_each(put);
             }
@@ -265,7 +267,6 @@ impl Inst {
                 put(value);
                 gate.iter_mut().for_each(put);
             }
-            Inst::Prefetch { index, .. } => put(index),
             Inst::Loop { extent, carried, .. } => {
                 put(extent);
                 carried.iter_mut().for_each(|(_, init)| put(init));
@@ -388,7 +389,9 @@ impl Linear {
             Inst::Store { mem, index, offset, value, gate } => {
                 format!("store {} = {value}{}", at(mem, index, offset), when(gate))
             }
-            Inst::Prefetch { mem, index, offset } => format!("prefetch {}", at(mem, index, offset)),
+            Inst::Prefetch { mem, index, offset, gate } => {
+                format!("prefetch {}{}", at(mem, index, offset), when(gate))
+            }
             Inst::Loop { var, extent, carried } => {
                 let c: Vec<_> = carried.iter().map(|(p, i)| format!("{} = {i}", def(p))).collect();
                 format!("loop {var} < {extent} [{}]", c.join(", "))

@@ -174,7 +174,7 @@ impl Model {
                     continue;
                 }
                 let target = targets.entry(key).or_insert_with(|| Target {
-                    name: compiled.program.name().into(),
+                    name: compiled.linear.name.clone(),
                     words: format!("{} · {}", explained.words, explained.shape),
                     calls: 0,
                     share: 0.0,

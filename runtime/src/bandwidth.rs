@@ -171,7 +171,7 @@ fn sum(blocks: usize, shape: Shape) -> Linear {
     for (i, &sum) in sums.iter().enumerate() {
         let at = (i * vector.bytes()) as i64;
         if shape.threads == 1 && at % 64 == 0 {
-            p.code.push(Inst::Prefetch { mem: Mem::Global(0), index: byte, offset: at + AHEAD });
+            p.code.push(Inst::Prefetch { mem: Mem::Global(0), index: byte, offset: at + AHEAD, gate: None });
         }
         let dst = p.reg(vector);
         let offset = (i * shape.elements()) as i64;

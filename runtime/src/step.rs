@@ -30,17 +30,10 @@ pub struct Step {
 /// What became of one kernel.
 #[derive(Clone)]
 pub struct Compiled {
-    /// The kernel alone.
-    pub program: Program,
+    pub linear: Arc<Linear>,
     pub schedule: Vec<Opt>,
     /// The kernel for people, before its schedule; one allocation for all that share the program.
     pub text: Arc<str>,
-}
-
-impl Compiled {
-    pub fn linear(&self) -> &Linear {
-        &self.program.parts()[0]
-    }
 }
 
 /// Kernels that are launched together; mostly it is one.
@@ -92,12 +85,15 @@ pub fn phases_on<'g>(
     phases(kernel, opts, &device.target().caps()).map_err(refused)
 }
 
+fn compile(device: &dyn Device, phase: &Phase) -> Result<Linear, Error> {
+    pipeline::compile(&phase.kernel, &phase.opts, &device.target().caps())
+        .map_err(|why| Error::Code { program: phase.kernel.name.clone(), why: why.to_string() })
+}
+
 /// Compiles a phase of a kernel and loads it.
 pub fn load(device: &dyn Device, phase: &Phase) -> Result<Program, Error> {
-    let target = device.target();
-    let linear = pipeline::compile(&phase.kernel, &phase.opts, &target.caps())
-        .map_err(|why| Error::Code { program: phase.kernel.name.clone(), why: why.to_string() })?;
-    let code = target.emit(&linear);
+    let linear = compile(device, phase)?;
+    let code = device.target().emit(&linear);
     device.load(linear, code)
 }
 
@@ -111,8 +107,8 @@ struct Known {
 impl Known {
     fn new(device: &dyn Device, kernel: &Kernel, schedule: Vec<Opt>) -> Result<Known, Error> {
         let one = |p: &Phase| {
-            let (program, text) = (load(device, p)?, p.kernel.to_string().into());
-            Ok(Compiled { program, schedule: p.opts.clone(), text })
+            let (linear, text) = (compile(device, p)?.into(), p.kernel.to_string().into());
+            Ok(Compiled { linear, schedule: p.opts.clone(), text })
         };
         let mut phases =
             phases_on(device, kernel, &schedule)?.iter().map(one).collect::<Result<Vec<_>, Error>>()?;
@@ -125,21 +121,18 @@ impl Known {
 #[derive(Default)]
 pub struct Library {
     kernels: HashMap<String, Known>,
-    /// By where the texts of their parts lie.
-    bundles: HashMap<Vec<usize>, Program>,
+    /// What is launched, by where the texts of its parts lie.
+    programs: HashMap<Vec<usize>, Program>,
 }
 
 impl Library {
     /// The kernels as one launch.
     fn launched(&mut self, device: &dyn Device, parts: Vec<Compiled>) -> Result<Launched, Error> {
-        if let [one] = &parts[..] {
-            return Ok(Launched { program: one.program.clone(), parts });
-        }
         let key = parts.iter().map(|p| p.text.as_ptr() as usize).collect();
-        let program = match self.bundles.entry(key) {
+        let program = match self.programs.entry(key) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(free) => {
-                let bundle = Bundle::new(parts.iter().map(|p| p.linear().clone()).collect());
+                let bundle = Bundle::new(parts.iter().map(|p| Linear::clone(&p.linear)).collect());
                 let code = device.target().emit_bundle(&bundle);
                 free.insert(device.load_bundle(bundle, code)?).clone()
             }
@@ -152,9 +145,16 @@ impl Library {
         if let Some(known) = self.kernels.get(&key) {
             return Ok(known.clone());
         }
-        let known = Known::new(device, kernel, choose.choose(kernel)).or_else(|refused| {
-            Known::new(device, kernel, choose.instead(kernel, &refused).ok_or(refused)?)
-        })?;
+        let mut new = |schedule: Vec<Opt>| {
+            let known = Known::new(device, kernel, schedule)?;
+            // What may be launched with others is loaded with them.
+            if !device.target().bundles() {
+                known.phases.iter().try_for_each(|p| self.launched(device, vec![p.clone()]).map(drop))?;
+            }
+            Ok(known)
+        };
+        let known = new(choose.choose(kernel))
+            .or_else(|refused| new(choose.instead(kernel, &refused).ok_or(refused)?))?;
         self.kernels.insert(key, known.clone());
         Ok(known)
     }
@@ -190,7 +190,7 @@ impl Module {
             kernels.extend(known.phases);
         }
         let groups: Vec<Vec<usize>> = if device.target().bundles() {
-            let linears: Vec<&Linear> = kernels.iter().map(Compiled::linear).collect();
+            let linears: Vec<&Linear> = kernels.iter().map(|k| &*k.linear).collect();
             schedule::beside(&program.kernels, &linears)
         } else {
             (0..kernels.len()).map(|k| vec![k]).collect()

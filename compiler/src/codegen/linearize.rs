@@ -208,21 +208,17 @@ impl<'g> Linearizer<'g> {
     /// All threads together ask for the lines of a stretch, each line once.
     fn fetch(&mut self, stretch: &Stretch<'g>) {
         let (mem, start) = (self.memory[&stretch.buffer.id], self.value(stretch.start));
-        let (lines, threads) = (stretch.bytes / LINE + 1, self.out.threads as i64);
+        let threads = self.out.threads as i64;
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
-        let [most, step, line, last] =
-            [lines + threads - 1, threads, LINE, stretch.bytes - 1].map(|n| self.int(n));
-        let left = self.binary(Binary::Sub, most, tid);
-        let extent = self.binary(Binary::Div, left, step);
-        let var = self.out.reg(DType::INDEX);
-        self.push(Inst::Loop { var, extent, carried: vec![] });
-        let done = self.binary(Binary::Mul, var, step);
-        let at = self.binary(Binary::Add, done, tid);
-        let at = self.binary(Binary::Mul, at, line);
-        let at = self.binary(Binary::Min, at, last);
+        let line = self.int(LINE);
+        let at = self.binary(Binary::Mul, tid, line);
         let index = self.binary(Binary::Add, start, at);
-        self.push(Inst::Prefetch { mem, index, offset: 0 });
-        self.push(Inst::End { next: vec![], out: vec![] });
+        for done in (0..stretch.bytes).step_by((threads * LINE) as usize) {
+            let left = self.int(stretch.bytes - done);
+            let gate =
+                Some(self.binary(Binary::Lt, at, left)).filter(|_| stretch.bytes - done < threads * LINE);
+            self.push(Inst::Prefetch { mem, index, offset: done, gate });
+        }
     }
 
     /// Splits the thread index into a stage's thread ranges, the first of which is fastest; gives the condition under
@@ -393,7 +389,8 @@ impl<'g> Linearizer<'g> {
                     && self.scopes.len() > 1
                     && gate.is_none()
                 {
-                    self.push(Inst::Prefetch { mem, index, offset: offset + self.prefetch });
+                    let offset = offset + self.prefetch;
+                    self.push(Inst::Prefetch { mem, index, offset, gate: None });
                 }
                 return dst;
             }

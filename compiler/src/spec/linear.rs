@@ -147,9 +147,10 @@ impl Checker<'_> {
                 self.is(*index, DType::INDEX)?;
                 self.gate(*gate, dtype(value).lanes)
             }
-            Inst::Prefetch { mem, index, .. } => {
+            Inst::Prefetch { mem, index, gate, .. } => {
                 self.element(*mem)?;
-                self.is(*index, DType::INDEX)
+                self.is(*index, DType::INDEX)?;
+                self.gate(*gate, 1)
             }
             Inst::Loop { var, extent, carried } => {
                 self.is(*var, DType::INDEX)?;

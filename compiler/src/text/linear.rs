@@ -110,7 +110,7 @@ impl<'a> Parser<'a> {
             Ok(Inst::Store { mem, index, offset, value, gate: self.gate(c)? })
         } else if c.eat("prefetch ") {
             let (mem, index, offset) = self.place(c)?;
-            Ok(Inst::Prefetch { mem, index, offset })
+            Ok(Inst::Prefetch { mem, index, offset, gate: self.gate(c)? })
         } else if c.eat("loop ") {
             let var = self.define(c, |_| Ok(DType::INDEX))?;
             c.want("<")?;
@@ -358,8 +358,8 @@ mod tests {
         p.op(DType::U8, Op::Lookup(u128::MAX), &[index]);
         p.op(DType::U8, Op::Lookup(1), &[index]);
         p.reg(DType::BF16.with_lanes(32));
-        p.code.push(Inst::Prefetch { mem: Mem::Local(0), index, offset: i64::MIN });
-        p.code.push(Inst::Prefetch { mem: Mem::Global(7), index, offset: i64::MAX });
+        p.code.push(Inst::Prefetch { mem: Mem::Local(0), index, offset: i64::MIN, gate: None });
+        p.code.push(Inst::Prefetch { mem: Mem::Global(7), index, offset: i64::MAX, gate: None });
         check_round_trip(&p);
     }
 

@@ -311,7 +311,7 @@ fn calls<'m>(module: &'m Module, symbols: &[(&str, i64)]) -> Vec<Call<'m>> {
         int8: dtype.scalar == Scalar::I8,
     };
     let call = |(compiled, arguments): (&'m Compiled, Vec<&Argument>)| {
-        let types = compiled.linear().buffers.iter().copied();
+        let types = compiled.linear.buffers.iter().copied();
         Call {
             text: &compiled.text,
             buffers: arguments.into_iter().zip(types).map(|(a, t)| touched(a, t)).collect(),

@@ -222,8 +222,8 @@ impl Asm {
     pub fn store(&mut self, guard: Option<Piece>, op: &str, at: Address, src: &[Piece]) {
         self.line(&format!("{}{op} {}, {}", guard_text(guard), bracket(at), tuple(src)));
     }
-    pub fn prefetch(&mut self, at: Address) {
-        self.line(&format!("prefetch.global.L2 {}", bracket(at)));
+    pub fn prefetch(&mut self, guard: Option<Piece>, at: Address) {
+        self.line(&format!("{}prefetch.global.L2 {}", guard_text(guard), bracket(at)));
     }
 
     pub fn declarations(&self) -> String {

@@ -99,6 +99,7 @@ impl Emitter<'_> {
     fn load_op(&self, mem: Mem) -> &'static str {
         match mem {
             Mem::Global(n) if self.program.buffers[n as usize].1 => "ld.global",
+            Mem::Global(_) if self.early => "ld.global",
             Mem::Global(_) => "ld.global.nc",
             Mem::Local(_) => "ld.shared",
         }
@@ -236,11 +237,11 @@ impl Emitter<'_> {
         self.asm.store(gate, &format!("{op}.{}", access(size, register_bytes(s))), at, &src);
     }
 
-    pub(super) fn prefetch(&mut self, mem: Mem, index: Reg, offset: i64) {
+    pub(super) fn prefetch(&mut self, mem: Mem, index: Reg, offset: i64, gate: Option<Reg>) {
         // Shared memory has no cache to fill.
         if let Mem::Global(_) = mem {
             let at = self.address(mem, index, offset, 1);
-            self.asm.prefetch(at);
+            self.asm.prefetch(gate.map(|g| self.scalar(g)), at);
         }
     }
 }

@@ -13,6 +13,7 @@ mod arith;
 mod asm;
 mod bundle;
 mod bytes;
+mod early;
 mod facts;
 mod lanes;
 mod memory;
@@ -26,6 +27,7 @@ use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use crate::scalar::Binary;
 use asm::{Asm, Piece};
 use bytes::Bytes;
+use early::Step;
 use facts::{Fact, facts};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -55,14 +57,10 @@ impl Ptx {
         e.prologue();
         let code = &e.program.code;
         // What is fetched ahead need not wait for the kernel before.
-        let fetches = code.iter().take_while(|i| match i {
-            Inst::Loop { carried, .. } => carried.is_empty(),
-            i => matches!(i, Inst::Op { .. } | Inst::Prefetch { .. } | Inst::End { .. }),
-        });
-        let fetches: Vec<&Inst> = fetches.collect();
-        let ahead = fetches.windows(2).rposition(|w| matches!(w, [Inst::Prefetch { .. }, Inst::End { .. }]));
-        let (early, late) = code.split_at(ahead.map_or(0, |at| at + 2));
-        early.iter().enumerate().for_each(|(at, inst)| e.inst(at, inst));
+        let fetch = |i: &Inst| matches!(i, Inst::Prefetch { .. });
+        let pure = code.iter().take_while(|i| fetch(i) || matches!(i, Inst::Op { .. })).count();
+        let ahead = &code[..code[..pure].iter().rposition(fetch).map_or(0, |at| at + 1)];
+        ahead.iter().enumerate().for_each(|(at, inst)| e.inst(at, inst));
         if self.overlaps() {
             // The next kernel may start as soon as the one before this one has ended, not earlier: what that one reads
             // would be cached under the next, which was started before this one overwrites it.
@@ -70,7 +68,20 @@ impl Ptx {
             e.asm.line("griddepcontrol.launch_dependents");
         }
         e.dismiss();
-        late.iter().enumerate().for_each(|(at, inst)| e.inst(early.len() + at, inst));
+        for step in early::order(e.program, ahead.len()) {
+            let at = match step {
+                Step::Fence => {
+                    e.asm.line("bar.warp.sync 0xffffffff");
+                    continue;
+                }
+                Step::Early(at) | Step::Inst(at) => at,
+            };
+            match code[at] {
+                Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier => e.early = false,
+                _ => e.early |= matches!(step, Step::Early(_)),
+            }
+            e.inst(at, &code[at]);
+        }
     }
 }
 
@@ -200,6 +211,8 @@ struct Emitter<'a> {
     /// `base + index · bytes`, by memory, index and element size.
     addresses: Vec<((Mem, Reg, usize), Piece)>,
     open: Vec<Open>,
+    /// Are loads to stay where they are, before or after a fence? The assembler moves those of constant memory.
+    early: bool,
 }
 
 impl<'a> Emitter<'a> {
@@ -218,6 +231,7 @@ impl<'a> Emitter<'a> {
             symbols: None,
             addresses: vec![],
             open: vec![],
+            early: false,
         }
     }
 
@@ -285,7 +299,7 @@ impl<'a> Emitter<'a> {
             Inst::Store { mem, index, offset, value, gate } => {
                 self.store(*mem, *index, *offset, *value, *gate)
             }
-            Inst::Prefetch { mem, index, offset } => self.prefetch(*mem, *index, *offset),
+            Inst::Prefetch { mem, index, offset, gate } => self.prefetch(*mem, *index, *offset, *gate),
             Inst::Loop { var, extent, carried } => self.begin(*var, *extent, carried),
             Inst::End { next, out } => self.end(next, out),
             Inst::Barrier => self.asm.line("bar.sync 0"),

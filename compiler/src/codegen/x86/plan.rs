@@ -314,7 +314,7 @@ impl<'a> Plan<'a> {
             Inst::Store { mem, index, offset, value, .. } => {
                 (*mem, *index, *offset, self.p.dtype(*value).scalar.bytes())
             }
-            Inst::Prefetch { mem, index, offset } | Inst::TileDot { mem, index, offset, .. } => {
+            Inst::Prefetch { mem, index, offset, .. } | Inst::TileDot { mem, index, offset, .. } => {
                 (*mem, *index, *offset, 1)
             }
             _ => return None,

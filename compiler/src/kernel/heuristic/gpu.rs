@@ -19,7 +19,7 @@ const BLOCK: i64 = 128;
 const STAGED: i64 = 256;
 
 /// The same where only a few blocks have all of the work.
-const LARGEST: i64 = 1024;
+const LARGEST: i64 = 512;
 
 /// Rows from which on the machine is full with half as many threads.
 const MANY_ROWS: i64 = 8192;
@@ -57,7 +57,7 @@ impl<'g> Proposal<'g, '_> {
         let block = self.block();
         let sums = self.sums(stage);
         if sums.is_empty() {
-            self.side_by_side(stage);
+            self.side_by_side(stage, block);
             self.fill(stage, block);
         } else if bytes.is_empty() && self.tiled(stage) {
             return self.by_tiles(stage, &sums, block);
@@ -162,8 +162,7 @@ impl<'g> Proposal<'g, '_> {
             return STAGED;
         }
         let most = (0..stages).map(wanted).max().unwrap_or(1).max(self.caps.lanes as i64);
-        let largest = if rows <= PROCESSORS { LARGEST } else { LARGEST / 2 };
-        largest.min(1 << (63 - most.leading_zeros()))
+        LARGEST.min(1 << (63 - most.leading_zeros()))
     }
 
     /// For each sum of the stage that is in no other, its innermost axis that is worth sharing.
@@ -268,10 +267,15 @@ impl<'g> Proposal<'g, '_> {
         let store = self.s.kernel.stages[stage].store;
         let lanes = self.caps.lanes as i64;
         if floats {
-            // Four floats are one load.
+            // Four floats are one load; where a sum has few lanes, each has a whole piece of it.
+            let rows: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+            let own = (block / rows.max(1)).clamp(1, 8);
+            let even = |e: i64, s: i64| {
+                e % (s * lanes) == 0 || !single && e < 4 * lanes && e % s == 0 && e / s >= own
+            };
             for (k, a) in sums {
-                if let Some(side) = a.extent().and_then(|e| [4, 2].into_iter().find(|s| e % (s * lanes) == 0))
-                {
+                let sides = if single { [4, 4, 2] } else { [8, 4, 2] };
+                if let Some(side) = a.extent().and_then(|e| sides.into_iter().find(|s| even(e, *s))) {
                     self.put(Action::Unroll, *k, side as usize);
                 }
             }
@@ -365,14 +369,17 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// Where elements are more than threads: as many for each thread as one store holds.
-    fn side_by_side(&mut self, stage: usize) {
+    fn side_by_side(&mut self, stage: usize, block: i64) {
         let (outs, store) = (self.outs(stage), self.s.kernel.stages[stage].store);
         let all: i64 = outs.iter().map(|(_, a)| work(a.range)).product();
-        let most = self.caps.vector_bytes as i64 / store.dtype().bytes() as i64;
+        let single = self.s.kernel.stages.len() == 1;
+        let held = self.caps.vector_bytes as i64 / store.dtype().bytes() as i64;
+        let most = if single { held } else { held.min(all / block) };
+        let enough = if single { FULL } else { 2 * block };
         let beside = |a: &Axis<'g>| affine(store.arg(1), &[a.range]).is_some_and(|(_, s)| s[0] == 1);
-        let Some(&(i, a)) = outs.iter().find(|(_, a)| beside(a)).filter(|_| all >= FULL) else { return };
+        let Some(&(i, a)) = outs.iter().find(|(_, a)| beside(a)).filter(|_| all >= enough) else { return };
         let n = 1 << a.extent().map_or(0, |e| e.trailing_zeros().min(most.max(1).ilog2()));
-        if n > 1 && self.s.kernel.stages.len() == 1 && in_lanes(store, a.range) {
+        if n > 1 && in_lanes(store, a.range) {
             self.put(Action::Vector, i, n as usize);
         }
     }

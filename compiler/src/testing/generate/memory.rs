@@ -175,7 +175,7 @@ impl Generator<'_> {
                 let index = self.pick(DType::I64);
                 let mem = Mem::Global(self.rng.below(self.program.buffers.len()) as u32);
                 let offset = self.rng.range(-64, 64);
-                self.program.code.push(Inst::Prefetch { mem, index, offset });
+                self.program.code.push(Inst::Prefetch { mem, index, offset, gate: None });
             }
             1 if self.caps.tile => self.tile(),
             _ if !self.diverged => {
