@@ -26,38 +26,60 @@ pub enum Step {
 
 /// The instructions from `start` on.
 pub fn order(program: &Linear, start: usize) -> Vec<Step> {
-    let own = own(program);
+    let own = from(program, |i| matches!(i, Inst::Op { op: Op::Grid, .. }));
+    let apart = from(program, |i| matches!(i, Inst::Op { op: Op::Thread, .. }));
     // The sums of the matrix unit have all registers.
     let sums = program.code.iter().any(|i| matches!(i, Inst::Mma { .. }));
     let most = if sums { 0 } else { (REGISTERS / program.threads as usize).clamp(FEWEST, MOST) };
     let meets = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier);
-    let mut steps = vec![];
+    let (mut steps, mut loops) = (vec![], vec![]);
     let mut at = start;
     while at < program.code.len() {
         let rest = &program.code[at..];
         let n = rest.iter().position(meets).unwrap_or(rest.len());
-        let first = first(program, &own, &rest[..n], most);
+        // A fence is for threads that go the same way.
+        let together = !loops.contains(&false);
+        let first = first(program, &own, &rest[..n], if together { most } else { 0 });
         let far = |i: &usize| matches!(rest[*i], Inst::Load { mem: Mem::Global(_), .. });
         let step = |i: usize| if far(&i) { Step::Early(at + i) } else { Step::Inst(at + i) };
         steps.extend((0..n).filter(|i| first.contains(i)).map(step));
         steps.extend((first.iter().filter(|i| far(i)).count() > 1).then_some(Step::Fence));
         steps.extend((0..n).filter(|i| !first.contains(i)).map(|i| Step::Inst(at + i)));
+        match rest.get(n) {
+            Some(Inst::Loop { extent, .. }) => loops.push(!apart.contains(extent)),
+            Some(Inst::End { .. }) => drop(loops.pop()),
+            _ => {}
+        }
         steps.extend((n < rest.len()).then_some(Step::Inst(at + n)));
         at += n + 1;
     }
     steps
 }
 
-/// Registers that depend on which block it is.
-fn own(program: &Linear) -> HashSet<Reg> {
-    let mut own = HashSet::new();
-    for inst in &program.code {
-        let grid = matches!(inst, Inst::Op { op: Op::Grid, .. });
-        if grid || inst.uses().iter().any(|r| own.contains(r)) {
-            own.extend(inst.defs());
+/// Registers that depend on some instructions.
+fn from(program: &Linear, source: impl Fn(&Inst) -> bool) -> HashSet<Reg> {
+    let (mut found, mut before) = (HashSet::new(), None);
+    // What a round hands to the next is known when the round is.
+    while before != Some(found.len()) {
+        before = Some(found.len());
+        let mut open: Vec<&[(Reg, Reg)]> = vec![];
+        for inst in &program.code {
+            if source(inst) || inst.uses().iter().any(|r| found.contains(r)) {
+                found.extend(inst.defs());
+            }
+            match inst {
+                Inst::Loop { carried, .. } => open.push(carried),
+                Inst::End { next, .. } => {
+                    let carried = open.pop().unwrap_or_default();
+                    let handed = carried.iter().zip(next).filter(|(_, n)| found.contains(n));
+                    let handed: Vec<Reg> = handed.map(|((phi, _), _)| *phi).collect();
+                    found.extend(handed);
+                }
+                _ => {}
+            }
         }
     }
-    own
+    found
 }
 
 /// The instructions of a stretch that go to its start.
@@ -113,12 +135,12 @@ mod tests {
     #[test]
     fn only_what_a_block_has_for_itself_moves_and_never_past_a_barrier() {
         let text = "linear a grid 8 threads 64\nbuffer g0: f32 written\nbuffer g1: f32\n\
-            %0: i64 = grid\n%1: i64 = thread\n%2: f32 = load g1[%1]\nstore g0[%1] = %2\n\
-            %3: i64 = add %0 %1\n%4: f32 = load g1[%3]\nstore g0[%3] = %4\nbarrier\n%5: f32 = load g0[%3]\n\
-            store g0[%3] = %5\n";
+            %0: i64 = Grid\n%1: i64 = Thread\n%2: f32 = load g1[%1]\nstore g0[%1] = %2\n\
+            %3: i64 = Add %0 %1\n%4: f32 = load g1[%3]\n%5: f32 = load g1[%0]\nstore g0[%3] = %4\nbarrier\n\
+            %6: f32 = load g0[%3]\nstore g0[%3] = %6\nstore g0[%0] = %5\n";
         use Step::*;
-        let want = [0, 1, 4].map(Inst).into_iter().chain([Early(5), Fence]);
-        let want: Vec<Step> = want.chain([2, 3, 6, 7, 8, 9].map(Inst)).collect();
+        let want = [0, 1, 4].map(Inst).into_iter().chain([Early(5), Early(6), Fence]);
+        let want: Vec<Step> = want.chain([2, 3, 7, 8, 9, 10, 11].map(Inst)).collect();
         assert_eq!(order(&parse(text).unwrap(), 0), want);
     }
 }
