@@ -19,7 +19,7 @@ use compiler::tensor::{IntoTensor, Tensor};
 pub const KV_BLOCK: i64 = 32;
 
 /// The same where each block is a piece of the work: so many are worth the sums of values that a piece leaves in memory.
-const PIECE: i64 = 64;
+const PIECE: i64 = 32;
 
 /// The same where a warp takes four blocks at once.
 const WARP_BLOCK: i64 = 128;
@@ -56,12 +56,17 @@ pub enum Reach {
 
 /// Positions of each block of so many tokens.
 pub fn block(tokens: i64, numbers: Numbers, reach: Reach) -> i64 {
-    let alone = tokens == 1 && reach == Reach::Whole || reach == Reach::Apart;
     match numbers.halves(tokens) {
-        _ if alone && numbers.in_pieces(tokens) => PIECE,
+        _ if in_pieces(tokens, numbers, reach) => PIECE,
         Some(Unit::Warp) if reach == Reach::Whole => WARP_BLOCK,
         _ => KV_BLOCK,
     }
+}
+
+/// Is each block a piece of the work: has every token positions of its own?
+fn in_pieces(tokens: i64, numbers: Numbers, reach: Reach) -> bool {
+    let alone = tokens == 1 && reach == Reach::Whole || reach == Reach::Apart;
+    alone && numbers.in_pieces(tokens)
 }
 
 /// What a step in pages is told in memory, i32.
@@ -88,6 +93,7 @@ pub struct Place<'g> {
     pub sin: Tensor<'g>,
     /// What computes scores and values in bf16, if anything.
     halves: Option<Unit>,
+    in_pieces: bool,
     reach: Reach,
     pub paging: Option<Paging<'g>>,
 }
@@ -116,6 +122,7 @@ impl<'g> Place<'g> {
         Place {
             tokens,
             halves: numbers.halves(tokens),
+            in_pieces: in_pieces(tokens, numbers, reach),
             pos: g.symbol("pos", (0, capacity - tokens)),
             blocks,
             block,
@@ -200,7 +207,7 @@ impl<'g> Place<'g> {
 /// q `[T, G, R, k]` (R heads share each of G keys), keys `[L, G, k]`, values `[L, G, v]`, or `[T, L, ..]` of each token's
 /// own: `[T, G, R, v]`.
 fn attend<'g>(q: Tensor<'g>, keys: Tensor<'g>, values: Tensor<'g>, scale: f32, at: &Place<'g>) -> Tensor<'g> {
-    if at.block == PIECE {
+    if at.in_pieces {
         attend_in_pieces(q, keys, values, scale, at)
     } else {
         attend_at_once(q, keys, values, scale, at)
