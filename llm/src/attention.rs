@@ -19,7 +19,7 @@ use compiler::tensor::{IntoTensor, Tensor};
 pub const KV_BLOCK: i64 = 32;
 
 /// The same where each block is a piece of the work: so many are worth the sums of values that a piece leaves in memory.
-const PIECE: i64 = 32;
+const PIECE: i64 = 64;
 
 /// The same where a warp takes four blocks at once.
 const WARP_BLOCK: i64 = 128;

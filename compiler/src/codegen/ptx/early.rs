@@ -8,10 +8,10 @@
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use std::collections::{HashMap, HashSet};
 
-/// Registers for values on their way in all threads of a block.
-const REGISTERS: usize = 1 << 14;
-const FEWEST: usize = 16;
-const MOST: usize = 64;
+/// Registers for values on their way, in threads of a small block and of a larger one, of which two are to fit.
+const SMALL: u32 = 128;
+const REGISTERS: usize = 64;
+const FEWER: usize = 32;
 
 /// What to emit, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,11 @@ pub fn order(program: &Linear, start: usize) -> Vec<Step> {
     let apart = from(program, |i| matches!(i, Inst::Op { op: Op::Thread, .. }));
     // The sums of the matrix unit have all registers.
     let sums = program.code.iter().any(|i| matches!(i, Inst::Mma { .. }));
-    let most = if sums { 0 } else { (REGISTERS / program.threads as usize).clamp(FEWEST, MOST) };
+    let most = match program.threads {
+        _ if sums => 0,
+        ..=SMALL => REGISTERS,
+        _ => FEWER,
+    };
     let meets = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier);
     let (mut steps, mut loops) = (vec![], vec![]);
     let mut at = start;
