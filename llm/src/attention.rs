@@ -275,6 +275,8 @@ fn attend_in_pieces<'g>(
         x.move_axis(2, 3).unsqueeze(3)
     };
     let q = q.contiguous().reshape([t, 1, groups, heads / sharing, sharing, width]);
+    // Read once by each piece.
+    let q = if t == 1 { q.contiguous() } else { q };
     let key = g.iota_dim(at.length()).reshape([at.blocks, g.int(1), g.int(1), g.int(1), g.int(at.block)]);
     let scores = at.masked(ops::linear(q, pieces(keys)) * scale, key, 0, 0);
     let most = scores.max(-1);

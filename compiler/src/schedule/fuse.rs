@@ -432,7 +432,7 @@ fn hosts(items: &[Item], groups: &[Group], p: usize, roots: &[Ex]) -> Vec<Host> 
         let fixed =
             |i: &Item| i.axes.iter().all(|a| !matches!(a.op(), Op::Range(..)) || a.arg(0).as_int().is_some());
         if work > AGAIN
-            || count / block > AT_ONCE
+            || count / block > if work <= 4 * LITTLE { 4 * AT_ONCE } else { AT_ONCE }
             || bytes > LOCAL_BYTES / 2
             || !own.values().all(|i| fixed(i))
             || cut.is_some_and(|at| first.crowds(at))

@@ -243,6 +243,10 @@ unsafe impl Send for Kernel {}
 // SAFETY: as for `Context`.
 unsafe impl Sync for Kernel {}
 
+/// Percent of the memory of a multiprocessor that is shared memory, the rest being its cache: the same for all kernels, as
+/// two of different parts do not run at a time, and the next would not start before the last block of this one ends.
+const SHARED_PART: i32 = 50;
+
 impl Kernel {
     /// Assembles `ptx`, whose entry is `name`.
     pub fn load(
@@ -283,11 +287,14 @@ impl Kernel {
         let result = unsafe { sys::cuModuleGetFunction(&mut function, module, entry.as_ptr()) };
         check(result, || format!("finding the entry {name}"))?;
         kernel.function = function;
-        if shared > 0 {
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        use sys::CUfunction_attribute as Attribute;
+        let most = (shared > 0)
+            .then_some((Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared as i32));
+        let part = (Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, SHARED_PART);
+        for (attribute, value) in most.into_iter().chain([part]) {
             // SAFETY: the function belongs to the module that was just loaded.
-            let result = unsafe { sys::cuFuncSetAttribute(function, most, shared as i32) };
-            check(result, || format!("giving {name} {shared} bytes of shared memory"))?;
+            let result = unsafe { sys::cuFuncSetAttribute(function, attribute, value) };
+            check(result, || format!("giving {name} {value} of {attribute:?}"))?;
         }
         Ok(kernel)
     }

@@ -9,7 +9,7 @@ use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use std::collections::{HashMap, HashSet};
 
 /// Registers for values on their way, in threads of a small block and of a larger one, of which two are to fit.
-const SMALL: u32 = 128;
+const SMALL: u32 = 256;
 const REGISTERS: usize = 64;
 const FEWER: usize = 32;
 
