@@ -245,7 +245,7 @@ unsafe impl Sync for Kernel {}
 
 /// Percent of the memory of a multiprocessor that is shared memory, the rest being its cache: the same for all kernels, as
 /// two of different parts do not run at a time, and the next would not start before the last block of this one ends.
-const SHARED_PART: i32 = 50;
+const SHARED_PART: i32 = 44;
 
 impl Kernel {
     /// Assembles `ptx`, whose entry is `name`.
