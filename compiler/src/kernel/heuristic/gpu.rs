@@ -266,6 +266,8 @@ impl<'g> Proposal<'g, '_> {
         let single = self.s.kernel.stages.len() == 1;
         let store = self.s.kernel.stages[stage].store;
         let lanes = self.caps.lanes as i64;
+        // Lanes are the same threads for all sums, and no longer tell them apart.
+        let around = self.around(stage, sums);
         if floats {
             // Four floats are one load; where a sum has few lanes, each has a whole piece of it.
             let rows: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
@@ -299,12 +301,12 @@ impl<'g> Proposal<'g, '_> {
         }
         // Rows that cannot fill the machine with their lanes alone have several groups of them.
         let groups = match single {
-            true => self.group(stage, sums, (FULL / (rows * n).max(1)).clamp(1, 8)),
+            true => self.group(&around, (FULL / (rows * n).max(1)).clamp(1, 8)),
             false => 1,
         };
         let left = self.fill(stage, (block / (n * groups)).max(1));
         if left > 1 && !single {
-            self.group(stage, sums, left);
+            self.group(&around, left);
         }
         for (k, _) in sums {
             let rounds = work(self.s.axes[*k].range);
@@ -312,27 +314,31 @@ impl<'g> Proposal<'g, '_> {
         }
     }
 
-    /// Cuts every sum into at most so many pieces, outside where sums are nested; gives their number.
-    fn group(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], most: i64) -> i64 {
+    /// For each sum the axis that it is cut along: outside where sums are nested.
+    fn around(&self, stage: usize, sums: &[(usize, Axis<'g>)]) -> Vec<usize> {
         let all = self.reduces(stage);
         let stores = self.s.kernel.stores();
-        let around = |k: usize| {
-            let own = consumers(&stores, self.s.axes[k].range);
+        let around = |(k, own): &(usize, Axis<'g>)| {
+            let own = consumers(&stores, own.range);
             let holds = |(_, a): &&(usize, Axis<'g>)| {
                 let outer = consumers(&stores, a.range);
                 outer.iter().any(|o| own.iter().any(|f| o != f && reads(*o, *f)))
             };
-            all.iter().find(holds).map_or(k, |(i, _)| *i)
+            all.iter().find(holds).map_or(*k, |(i, _)| *i)
         };
-        let axes: Vec<usize> = sums.iter().map(|(k, _)| around(*k)).collect();
+        sums.iter().map(around).collect()
+    }
+
+    /// Cuts every sum into at most so many pieces; gives their number.
+    fn group(&mut self, axes: &[usize], most: i64) -> i64 {
         let rounds = axes.iter().map(|k| work(self.s.axes[*k].range)).min().unwrap_or(1);
         let n = 1 << most.min(rounds).max(1).ilog2();
         if n == 1 || axes.iter().any(|k| self.s.axes[*k].kind() != Kind::Serial) {
             return 1;
         }
-        axes.into_iter().for_each(|k| {
+        for &k in axes {
             self.put(Action::Group, k, n as usize);
-        });
+        }
         n
     }
 
