@@ -243,8 +243,8 @@ unsafe impl Send for Kernel {}
 // SAFETY: as for `Context`.
 unsafe impl Sync for Kernel {}
 
-/// Percent of the memory of a multiprocessor that is shared memory, the rest being its cache: the same for all kernels, as
-/// two of different parts do not run at a time, and the next would not start before the last block of this one ends.
+/// Percent of the memory of a multiprocessor that is shared memory, the rest being its cache: the same for all kernels, so
+/// that no partition has to change between two.
 const SHARED_PART: i32 = 44;
 
 impl Kernel {
