@@ -33,10 +33,15 @@ pub trait Device: Send + Sync {
     /// Makes a program ready to run. `code` must be what this device's target emitted for `linear`: it is trusted.
     fn load(&self, linear: Linear, code: Code) -> Result<Program, Error>;
 
-    /// As `load`, for programs that are launched together; for devices whose target bundles.
-    fn load_bundle(&self, bundle: Bundle, _code: Code) -> Result<Program, Error> {
-        let why = format!("{} runs one program at a time", self.name());
-        Err(Error::Code { program: bundle.name().into(), why })
+    /// As `load`, for programs that are launched together; more than one only where the device's target bundles.
+    fn load_bundle(&self, bundle: Bundle, code: Code) -> Result<Program, Error> {
+        match bundle.parts() {
+            [one] => self.load(one.clone(), code),
+            _ => {
+                let why = format!("{} runs one program at a time", self.name());
+                Err(Error::Code { program: bundle.name().into(), why })
+            }
+        }
     }
 
     /// Does once whatever can be done before the first step.

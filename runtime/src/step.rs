@@ -132,17 +132,9 @@ impl Library {
         let program = match self.programs.entry(key) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(free) => {
-                let mut linears: Vec<Linear> = parts.iter().map(|p| Linear::clone(&p.linear)).collect();
-                let target = device.target();
-                let program = match linears.len() {
-                    1 => device.load(linears.remove(0), target.emit(&parts[0].linear))?,
-                    _ => {
-                        let bundle = Bundle::new(linears);
-                        let code = target.emit_bundle(&bundle);
-                        device.load_bundle(bundle, code)?
-                    }
-                };
-                free.insert(program).clone()
+                let bundle = Bundle::new(parts.iter().map(|p| Linear::clone(&p.linear)).collect());
+                let code = device.target().emit_bundle(&bundle);
+                free.insert(device.load_bundle(bundle, code)?).clone()
             }
         };
         Ok(Launched { program, parts })

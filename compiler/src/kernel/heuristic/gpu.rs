@@ -275,9 +275,9 @@ impl<'g> Proposal<'g, '_> {
             let even = |e: i64, s: i64| {
                 e % (s * lanes) == 0 || !single && e < 4 * lanes && e % s == 0 && e / s >= own
             };
+            let sides: &[i64] = if single { &[4, 2] } else { &[8, 4, 2] };
             for (k, a) in sums {
-                let sides = if single { [4, 4, 2] } else { [8, 4, 2] };
-                if let Some(side) = a.extent().and_then(|e| sides.into_iter().find(|s| even(e, *s))) {
+                if let Some(side) = a.extent().and_then(|e| sides.iter().copied().find(|s| even(e, *s))) {
                     self.put(Action::Unroll, *k, side as usize);
                 }
             }
