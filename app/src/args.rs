@@ -162,7 +162,7 @@ pub struct BenchModels {
     /// Tokens that are in the cache before
     #[arg(short, long, value_name = "TOKENS", default_value = "0")]
     pub depth: Numbers,
-    /// Tests by their names instead of all that -p, -n and -d make together, as in pp512,tg32@d4096
+    /// Tests by their names instead of all that -p, -n and -d make together, as in pp512,tg32@d4096; tg32x8 decodes 8 sequences at once
     #[arg(long = "test", value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["prompt", "n", "depth"])]
     pub tests: Vec<Test>,
     /// Timed runs of each test; the median is reported
@@ -483,6 +483,7 @@ const PROFILE_EXAMPLES: &str = "Examples:
   glimmer profile
   glimmer profile model.gguf --depth 4096 --top 5
   glimmer profile model.gguf --tokens 256 --html prompt.html
+  glimmer profile model.gguf --sequences 8
   glimmer profile model.gguf --html token.html --trace token.json
   glimmer profile model.gguf --source 3 > kernel.txt
 
@@ -495,6 +496,9 @@ pub struct Profile {
     /// Tokens of a step: 1 for decoding, more for a chunk of a prompt
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub tokens: usize,
+    /// Instead: one token of each of so many sequences, as the server's batches are
+    #[arg(long, value_name = "N", conflicts_with = "tokens", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    pub sequences: Option<usize>,
     /// Positions that are filled before them
     #[arg(long, value_name = "POSITIONS", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(..=1 << 20))]
     pub depth: usize,

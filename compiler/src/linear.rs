@@ -43,8 +43,9 @@ pub enum Inst {
     Loop { var: Reg, extent: Reg, carried: Vec<(Reg, Reg)> },
     /// Closes a loop: `next[i]` is the coming round's `phi[i]`, and `out[i]` the value after the last round.
     End { next: Vec<Reg>, out: Vec<Reg> },
-    /// All threads of the block arrive before one goes on; local memory written before is seen after.
-    Barrier,
+    /// All threads of the block, or of each aligned group of `width` neighbours, arrive before one goes on; local memory
+    /// that they wrote before is seen after.
+    Barrier { width: Option<u32> },
     /// Folds `src` over aligned groups of `width` neighbouring threads; each thread of the group gets the result.
     LaneReduce { dst: Reg, fold: Fold, src: Reg, width: u32 },
     /// Every 32 neighbouring threads add the product of a 16×16 and a 16×8 matrix of bf16 to one of f32. Thread 4g + t
@@ -212,7 +213,7 @@ impl Inst {
                 std::iter::once(*var).chain(carried.iter().map(|c| c.0)).collect()
             }
             Inst::End { out, .. } => out.clone(),
-            Inst::Store { .. } | Inst::Prefetch { .. } | Inst::Barrier => vec![],
+            Inst::Store { .. } | Inst::Prefetch { .. } | Inst::Barrier { .. } => vec![],
             Inst::TileZero { .. } | Inst::TileMul { .. } | Inst::TileStore { .. } => vec![],
         }
     }
@@ -228,7 +229,7 @@ impl Inst {
                 std::iter::once(*extent).chain(carried.iter().map(|c| c.1)).collect()
             }
             Inst::End { next, .. } => next.clone(),
-            Inst::Barrier | Inst::TileZero { .. } => vec![],
+            Inst::Barrier { .. } | Inst::TileZero { .. } => vec![],
             Inst::TileMul { a, b, .. } => [a.as_slice(), b].concat(),
             Inst::TileStore { index, .. } => index.clone(),
             Inst::LaneReduce { src, .. } => vec![*src],
@@ -271,7 +272,7 @@ impl Inst {
                 put(extent);
                 carried.iter_mut().for_each(|(_, init)| put(init));
             }
-            Inst::Barrier | Inst::TileZero { .. } => {}
+            Inst::Barrier { .. } | Inst::TileZero { .. } => {}
             Inst::TileMul { a, b, .. } => a.iter_mut().chain(b).for_each(put),
             Inst::TileStore { index, .. } => index.iter_mut().for_each(put),
             Inst::LaneReduce { src, .. } => put(src),
@@ -400,7 +401,8 @@ impl Linear {
                 let o: Vec<_> = out.iter().map(def).collect();
                 format!("end [{}] -> [{}]", list(next), o.join(", "))
             }
-            Inst::Barrier => "barrier".into(),
+            Inst::Barrier { width: None } => "barrier".into(),
+            Inst::Barrier { width: Some(n) } => format!("barrier of {n}"),
             Inst::TileZero { n } => format!("tilezero {n}"),
             Inst::TileMul { a_mem, a, stride, b_mem, b } => {
                 format!("tilemul {a_mem}[{}] by {stride} of {b_mem}[{}]", list(a), list(b))

@@ -4,8 +4,9 @@
 //! "Row" means the last axis; every other axis is carried along.
 
 use crate::dtype::Scalar;
-use crate::graph::Ex;
+use crate::graph::{Ex, Op};
 use crate::rules::simplify1;
+use crate::scalar::Binary;
 use crate::tensor::{IntoTensor, Tensor};
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -66,6 +67,37 @@ pub fn linear_half<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
 
 pub fn rms_norm<'g>(x: Tensor<'g>, w: Tensor<'g>, eps: f32) -> Tensor<'g> {
     x * (x.square().mean(-1) + eps).rsqrt() * w
+}
+
+/// x `[.., K]` as a product of what its rows' elements do not have in common and of what they do, `[.., 1]`: the factor
+/// can wait until after a sum over K.
+pub fn common_factor(x: Tensor) -> (Tensor, Option<Tensor>) {
+    match parted(x) {
+        (Some(rest), factor) => (rest, factor),
+        (None, _) => (x, None),
+    }
+}
+
+/// Neither part where it is 1.
+fn parted<'g>(x: Tensor<'g>) -> (Option<Tensor<'g>>, Option<Tensor<'g>>) {
+    let dims = x.dims();
+    let (Some(k), of) = (dims.last(), Tensor(x.0.args().first().copied().unwrap_or(x.0))) else {
+        return (Some(x), None);
+    };
+    let row = [&dims[..dims.len() - 1], &[k.like(1)]].concat();
+    let both = |a: Option<Tensor<'g>>, b: Option<Tensor<'g>>| a.zip(b).map(|(a, b)| a * b).or(a).or(b);
+    match x.0.op() {
+        Op::Binary(Binary::Mul) => {
+            let [a, b] = [0, 1].map(|i| parted(Tensor(x.0.arg(i))));
+            (both(a.0, b.0), both(a.1, b.1))
+        }
+        Op::Reshape if of.dims().last() == Some(k) => {
+            let (rest, factor) = parted(of);
+            (rest.map(|t| t.reshape(dims)), factor.map(|t| t.reshape(row)))
+        }
+        Op::Expand if of.size(-1) == 1 => (None, Some(of.expand(row))),
+        _ => (Some(x), None),
+    }
 }
 
 /// Which elements of a row turn together.

@@ -3,7 +3,7 @@
 //! In: tensor expressions and a target's capabilities. Out: linear programs. Between two passes the verifier checks
 //! what is legal at that level, and whoever wants to see what a pass has made of a kernel [`observe`]s it.
 
-use crate::codegen::{Caps, expand, linearize, vectorize, widen};
+use crate::codegen::{Caps, barriers, expand, linearize, vectorize, widen};
 use crate::graph::{Ex, Graph};
 use crate::kernel::split::phases;
 use crate::kernel::{Action, Illegal, Opt, Scheduled};
@@ -79,6 +79,8 @@ pub fn observe<'g>(
     // A CPU's vectors come from its vector ranges; what one thread of a GPU reads next to each other is one load.
     let linear = if caps.lanes > 1 { widen::widen(linear, caps.vector_bytes as usize) } else { linear };
     after("widen loads", Ir::Linear(&linear));
+    let linear = if caps.lanes > 1 { barriers::relax(linear, caps.lanes as u32) } else { linear };
+    after("relax barriers", Ir::Linear(&linear));
     let local: usize = linear.locals.iter().map(|l| l.len * l.dtype.bytes()).sum();
     if local > caps.local_bytes || linear.threads > caps.max_threads {
         return Err(Illegal(format!(

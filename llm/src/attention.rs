@@ -65,8 +65,7 @@ pub fn block(tokens: i64, numbers: Numbers, reach: Reach) -> i64 {
 
 /// Is each block a piece of the work: has every token positions of its own?
 fn in_pieces(tokens: i64, numbers: Numbers, reach: Reach) -> bool {
-    let alone = tokens == 1 && reach == Reach::Whole || reach == Reach::Apart;
-    alone && numbers.in_pieces(tokens)
+    numbers.spread && (tokens == 1 && reach == Reach::Whole || reach == Reach::Apart)
 }
 
 /// What a step in pages is told in memory, i32.
@@ -121,7 +120,7 @@ impl<'g> Place<'g> {
         });
         Place {
             tokens,
-            halves: numbers.halves(tokens),
+            halves: numbers.halves(tokens).filter(|_| !in_pieces(tokens, numbers, reach)),
             in_pieces: in_pieces(tokens, numbers, reach),
             pos: g.symbol("pos", (0, capacity - tokens)),
             blocks,
@@ -318,7 +317,7 @@ impl<'g> Projection<'g> {
     }
     /// x `[T, K]` as `[T, heads, R/heads]`.
     fn heads(&self, x: Tensor<'g>, heads: i64) -> Tensor<'g> {
-        let y = self.weight.of(x);
+        let y = self.weight.of_normed(x);
         let y = self.bias.map_or(y, |b| y + b);
         y.reshape_last(1, &[heads, y.size(-1) / heads])
     }
@@ -458,14 +457,16 @@ impl<'g> Mla<'g> {
         let Mla { rank, nope, rope, value, .. } = *self;
         let (t, h) = (at.tokens, c.heads);
         let q = match &self.q {
-            Query::Whole(w) => w.of(x),
-            Query::LowRank { a, norm, b } => b.of(ops::rms_norm(a.of(x), *norm, c.eps)),
+            Query::Whole(w) => w.of_normed(x),
+            Query::LowRank { a, norm, b } => {
+                b.of_normed(ops::rms_norm(a.of_normed(x).contiguous(), *norm, c.eps))
+            }
         };
         let q = q.reshape([t, h, nope + rope]);
         let (q_nope, q_rope) =
             (q.slice(-1, 0..nope), at.turn(q.slice(-1, nope..nope + rope), c.rotary.style));
 
-        let kv = self.kv_a.of(x);
+        let kv = self.kv_a.of_normed(x);
         let latent = ops::rms_norm(kv.slice(-1, 0..rank), self.kv_norm, c.eps);
         let k_rope = at.turn(kv.slice(-1, rank..rank + rope).reshape([t, 1, rope]), c.rotary.style);
         let row = Tensor::concat(&[latent.reshape([t, 1, rank]), k_rope], -1);

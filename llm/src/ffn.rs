@@ -21,7 +21,7 @@ impl<'g> Ffn<'g> {
     }
     pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         match self {
-            Ffn::Dense(f) => f.of(x),
+            Ffn::Dense(f) => f.down.of(f.gate.of_normed(x).silu() * f.up.of_normed(x)),
             Ffn::Moe(f) => f.of(x),
         }
     }

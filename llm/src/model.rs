@@ -350,9 +350,9 @@ impl Model {
         // A full chunk has no other place than the first row.
         let row = at.min(self.long - rows);
         self.launch(part, rows, &[("row", row as i64)])?;
-        let mut bytes = vec![0; n * self.vocab() * 4];
-        self.device.read(&self.logits, (at - row) * self.vocab() * 4, &mut bytes)?;
-        Ok(floats(&bytes))
+        let mut logits = vec![0.0; n * self.vocab()];
+        device::read_floats(&*self.device, &self.logits, (at - row) * self.vocab() * 4, &mut logits)?;
+        Ok(logits)
     }
 
     /// Blocks that hold so many positions, in a plan of so many tokens of one sequence.

@@ -1,11 +1,12 @@
 //! Many sequences in one cache. In: tokens with their positions and the pages of their sequences. Out: logits.
 //!
 //! A page is [`PAGE`] rows of every layer's cache; whose it is, the caller knows. Behind the pages lie rows that the
-//! unused rows of a plan write. A token's row is computed bit by bit alike in every batch, whatever runs beside it.
+//! unused rows of a plan write. On a CPU a token's row is computed bit by bit alike in every batch, whatever runs beside it; on
+//! a GPU sums of more rows have another order, and from 16 rows on weights are worth unpacking for its matrix unit.
 
 use crate::attention::{self, KV_BLOCK, Reach};
 use crate::gguf::{Gguf, TensorInfo};
-use crate::model::{Error, Model, Part, caches};
+use crate::model::{Error, Model, Part, Piece, caches};
 use compiler::quant::Layout;
 use runtime::buffer::Slice;
 use runtime::device::{self, Device};
@@ -71,6 +72,15 @@ impl Model {
         Ok(())
     }
 
+    /// A table of pages for each of so many sequences of so many positions; makes room where there is too little.
+    pub fn tables(&mut self, sequences: usize, positions: usize) -> Result<Vec<Vec<u32>>, Error> {
+        let each = positions.div_ceil(PAGE) as u32;
+        if self.pages() < sequences * each as usize {
+            self.reserve(sequences * each as usize * PAGE)?;
+        }
+        Ok((0..sequences as u32).map(|s| (s * each..(s + 1) * each).collect()).collect())
+    }
+
     /// Pages that sequences may use.
     pub fn pages(&self) -> usize {
         (self.rows as usize - self.spare()) / PAGE
@@ -115,11 +125,23 @@ impl Model {
         wanted.then(|| self.head_of(Part::Head, self.fewest, n - 1, 1)).transpose()
     }
 
+    /// Puts the first tokens of a sequence into its pages.
+    pub fn fill(&mut self, tokens: &[u32], table: &[u32]) -> Result<(), Error> {
+        let chunk = self.prompt_chunk();
+        for (i, part) in tokens.chunks(chunk).enumerate() {
+            self.prompt(part, i * chunk, table, false)?;
+        }
+        Ok(())
+    }
+
     /// Runs one token of each of several sequences, or several of one whose positions before are in the cache or here;
     /// the logits of all of them, row after row.
     pub fn batch(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
-        let mut logits = vec![];
-        for part in tokens.chunks(self.together_at_most()) {
+        let (most, mut logits) = (self.together_at_most(), vec![]);
+        if tokens.len() <= most {
+            return self.together(tokens);
+        }
+        for part in tokens.chunks(most) {
             logits.extend(self.together(part)?);
         }
         Ok(logits)
@@ -128,15 +150,14 @@ impl Model {
     /// One plan over a few tokens.
     fn together(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
         let n = tokens.len();
-        let rows = BATCHES.into_iter().find(|&b| b >= n.max(self.fewest)).unwrap_or(n);
+        let rows = self.batch_rows(n);
         let ids: Vec<u32> = tokens.iter().map(|r| r.token).collect();
         self.known(&ids)?;
         for r in tokens {
             self.within(r.pos + 1, r.table)?;
         }
         let last = tokens.iter().map(|r| r.pos).max().unwrap_or(0);
-        let block = attention::block(rows as i64, self.numbers, Reach::Apart) as usize;
-        let blocks = last / block + 1;
+        let (block, blocks) = self.blocks_apart(rows, last + 1);
         let pages = blocks * (block / PAGE);
         let spare = self.pages() as u32;
         let mut slots: Vec<u32> = tokens.iter().map(|r| slot(r.table, r.pos)).collect();
@@ -153,6 +174,24 @@ impl Model {
         self.tell(&ids, &slots, &positions, &table)?;
         self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
         self.head_of(Part::Head, rows, 0, n)
+    }
+
+    /// The positions of a block where rows are of different sequences, and how many blocks hold so many.
+    fn blocks_apart(&self, rows: usize, positions: usize) -> (usize, usize) {
+        let block = attention::block(rows as i64, self.numbers, Reach::Apart) as usize;
+        (block, positions.div_ceil(block))
+    }
+
+    /// What [`Model::batch`] runs for so many sequences, the last of their tokens at `pos`.
+    pub(crate) fn pieces_apart(&self, sequences: usize, pos: usize) -> [Piece; 2] {
+        let rows = self.batch_rows(sequences);
+        let blocks = self.blocks_apart(rows, pos + 1).1;
+        [(Part::Batch, rows, vec![("blocks", blocks as i64)]), (Part::Head, rows, vec![("row", 0)])]
+    }
+
+    /// The plan of a batch.
+    fn batch_rows(&self, sequences: usize) -> usize {
+        BATCHES.into_iter().find(|&b| b >= sequences.max(self.fewest)).unwrap_or(sequences)
     }
 
     /// Makes one of the plans that a step of so many sequences may want; false if all are there.

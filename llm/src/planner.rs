@@ -33,10 +33,9 @@ impl<'m> Planner<'m> {
     fn inputs<'g>(&self, g: &'g Graph, prefix: &str) -> Inputs<'g, 'm> {
         Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.numbers())
     }
-    /// The rows of a batch come out as single tokens do.
     fn numbers(&self) -> Numbers {
         let numbers = self.model.numbers;
-        if self.reach == Reach::Apart { numbers.of_few() } else { numbers }
+        if self.reach == Reach::Apart { numbers.of_batch() } else { numbers }
     }
     fn stream<'g>(&self, g: &'g Graph, name: &str, rows: i64) -> Tensor<'g> {
         g.input(name, DType::F32, [rows, self.model.config.dim])

@@ -118,7 +118,7 @@ impl Model {
             options.tokens.iter().copied().filter(|&t| rows.insert(self.pieces(t.max(1))[0].1)).collect();
         let mut left = options.limit;
         for (i, &tokens) in steps.iter().enumerate() {
-            let wanted = profile::Options { tokens, depth: options.depth, repeat: 3 };
+            let wanted = profile::Options { tokens, apart: false, depth: options.depth, repeat: 3 };
             let profile = self.profile(wanted)?;
             let mut targets = self.targets(&profile, &known);
             let pieces = self.pieces(tokens);

@@ -65,22 +65,18 @@ pub struct Numbers {
     pub activations: Activations,
     /// What multiplies many tokens in bf16, if anything: more exact than int8, and faster there.
     pub unit: Option<Unit>,
-    /// Many processors, which the attention of a few tokens keeps busy only in pieces.
+    /// Many processors, which attention of tokens with positions of their own keeps busy only in pieces.
     pub spread: bool,
 }
 
 impl Numbers {
-    /// Those of single tokens, however many there are.
-    pub fn of_few(self) -> Numbers {
-        Numbers { unit: None, ..self }
+    /// Those of a batch: on a CPU those of single tokens, however many there are.
+    pub fn of_batch(self) -> Numbers {
+        Numbers { unit: self.unit.filter(|u| *u == Unit::Warp), ..self }
     }
     /// The unit for the products of so many tokens in bf16, if they are.
     pub fn halves(self, tokens: i64) -> Option<Unit> {
         self.unit.filter(|_| self.activations == Activations::Int8 && tokens >= MANY)
-    }
-    /// Is the attention of so many tokens, each with positions of its own, computed piece by piece?
-    pub fn in_pieces(self, tokens: i64) -> bool {
-        self.spread && tokens < MANY
     }
     /// What a cache holds: rounded where activations are.
     pub fn cache(self) -> DType {
@@ -183,6 +179,16 @@ impl<'g> Matrix<'g> {
             Activations::Int8 => self.planes.linear_q8(&ops::kept_i8(x)),
             Activations::F32 => self.of_f32(x),
         }
+    }
+    /// As [`Matrix::of`] of rows that are normed for this product: where every block makes their bytes for itself, none of
+    /// them waits for the norm's sum to do so.
+    pub fn of_normed(&self, x: Tensor<'g>) -> Tensor<'g> {
+        if self.layout == Layout::Interleaved16 || self.numbers.halves(x.size(-2)).is_some() {
+            return self.of(x);
+        }
+        let (rest, factor) = ops::common_factor(x);
+        let y = self.of(rest);
+        factor.map_or(y, |f| y * f)
     }
     /// As [`Matrix::of`], the activations always in f32.
     pub fn of_f32(&self, x: Tensor<'g>) -> Tensor<'g> {

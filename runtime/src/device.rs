@@ -97,6 +97,13 @@ impl Program {
     }
 }
 
+/// As [`Device::read`], numbers.
+pub fn read_floats(device: &dyn Device, from: &Slice, offset: usize, to: &mut [f32]) -> Result<(), Error> {
+    // SAFETY: these are the bytes of `to` and of nothing else, and any four bytes are an f32.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast::<u8>(), size_of_val(to)) };
+    device.read(from, offset, bytes)
+}
+
 /// A plan and what its device needs to replay it.
 pub struct Prepared {
     plan: Plan,

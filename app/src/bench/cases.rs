@@ -65,8 +65,11 @@ pub enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Test {
     pub kind: Kind,
+    /// Of each sequence.
     pub tokens: usize,
-    /// Tokens in the cache before.
+    /// Sequences that run at once.
+    pub sequences: usize,
+    /// Tokens in the cache of each before.
     pub depth: usize,
 }
 
@@ -82,6 +85,9 @@ impl fmt::Display for Test {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let kind = if self.kind == Kind::Prompt { "pp" } else { "tg" };
         write!(f, "{kind}{}", self.tokens)?;
+        if self.sequences > 1 {
+            write!(f, "x{}", self.sequences)?;
+        }
         if self.depth > 0 {
             write!(f, " @ d{}", self.depth)?;
         }
@@ -103,10 +109,15 @@ impl FromStr for Test {
             };
             let number =
                 |text: &str| text.parse::<u32>().ok().filter(|n| *n <= i32::MAX as u32).map(|n| n as usize);
+            let (tokens, sequences) = match (kind, tokens.split_once('x')) {
+                (Kind::Decode, Some((tokens, n))) => (tokens, number(n)?),
+                _ => (tokens, 1),
+            };
             let (tokens, depth) = (number(tokens)?, number(depth)?);
-            (tokens > 0).then_some(Test { kind, tokens, depth })
+            (tokens > 0 && sequences > 0).then_some(Test { kind, tokens, sequences, depth })
         };
-        parsed().ok_or_else(|| format!("`{text}` is no test; expected one as pp512, tg128 or tg32@d4096"))
+        parsed()
+            .ok_or_else(|| format!("`{text}` is no test; expected one as pp512, tg128, tg32@d4096 or tg32x8"))
     }
 }
 
@@ -117,7 +128,7 @@ pub fn tests(named: &[Test], prompt: &Numbers, decode: &Numbers, depth: &Numbers
         for &depth in &depth.0 {
             let some = |list: &Numbers, kind| {
                 let tokens = list.0.clone().into_iter().filter(|n| *n > 0);
-                tokens.map(move |tokens| Test { kind, tokens, depth })
+                tokens.map(move |tokens| Test { kind, tokens, sequences: 1, depth })
             };
             all.extend(some(prompt, Kind::Prompt).chain(some(decode, Kind::Decode)));
         }
@@ -151,12 +162,28 @@ mod unit {
 
     #[test]
     fn tests_have_names() {
-        for (text, shown) in
-            [("pp512", "pp512"), ("tg32@d4096", "tg32 @ d4096"), ("tg1 @ d7", "tg1 @ d7"), ("pp5@d0", "pp5")]
-        {
+        for (text, shown) in [
+            ("pp512", "pp512"),
+            ("tg32@d4096", "tg32 @ d4096"),
+            ("tg1x8 @ d7", "tg1x8 @ d7"),
+            ("pp5@d0", "pp5"),
+        ] {
             assert_eq!(text.parse::<Test>().unwrap().to_string(), shown);
         }
-        for bad in ["", "pp", "pp0", "xx5", "tg5@5", "tg5@d", "tg-5", "pp5000000000", "pp512+tg128"] {
+        for bad in [
+            "",
+            "pp",
+            "pp0",
+            "xx5",
+            "tg5@5",
+            "tg5@d",
+            "tg-5",
+            "pp5000000000",
+            "pp512+tg128",
+            "pp5x2",
+            "tg5x0",
+            "tg5x",
+        ] {
             assert!(bad.parse::<Test>().unwrap_err().contains("tg32@d4096"), "{bad}");
         }
     }

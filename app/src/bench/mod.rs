@@ -242,7 +242,8 @@ impl Group<'_> {
                     found.passes.extend(ours.bandwidth()?);
                 }
                 let time = busy(&what, || ours.run(&found.test))?;
-                found.speeds.push(found.test.tokens as f64 / time.as_secs_f64());
+                let tokens = found.test.tokens * found.test.sequences;
+                found.speeds.push(tokens as f64 / time.as_secs_f64());
                 said(&what, "", &found.speeds, self.args.repeat);
                 if self.stop.asked() {
                     return Ok(());
@@ -258,10 +259,12 @@ impl Group<'_> {
     fn peer(&mut self, index: usize, peer: &mut Peer, runs: usize) -> Result<()> {
         let Origin::File(file) = &self.subject.origin else { bail!("{}: no file", self.subject.name) };
         let DeviceArgs { device, threads, .. } = *self.on;
-        let q = Question { file, tests: self.tests, repeat: runs, threads, device };
+        let alone = |t: &Test| t.sequences == 1;
+        let tests: Vec<Test> = self.tests.iter().copied().filter(alone).collect();
+        let q = Question { file, tests: &tests, repeat: runs, threads, device };
         let what = format!("{}: {}", peer.path.display(), self.subject.name);
         let answers = busy(&what, || peer.ask(&q, self.stop))?;
-        for (found, (test, speeds)) in self.found.iter_mut().zip(answers) {
+        for (found, (test, speeds)) in self.found.iter_mut().filter(|f| alone(&f.test)).zip(answers) {
             found.peers[index].extend(speeds);
             let what = format!("{} {test}", self.subject.name);
             said(&what, &format!(", {}", peer.path.display()), &found.peers[index], self.args.repeat);
@@ -279,7 +282,8 @@ impl Group<'_> {
         let decodes = f.test.kind == Kind::Decode;
         // Positions that a token in the middle of the run sees.
         let seen = f.test.depth as u64 + f.test.tokens as u64 / 2;
-        let bytes = decodes.then(|| subject.size.token_bytes + subject.size.kv_bytes(seen));
+        let alone = decodes && f.test.sequences == 1;
+        let bytes = alone.then(|| subject.size.token_bytes + subject.size.kv_bytes(seen));
         let gb_per_second = bytes.map(|b| b as f64 * speed.median / 1e9);
         let bandwidth = median(&f.passes);
         let peers = peers.iter().zip(&f.peers).filter_map(|(p, speeds)| {

@@ -10,6 +10,7 @@ use crate::{device, model};
 use anyhow::Result;
 use compiler::rng::Rng;
 use llm::model::{Model, Options};
+use llm::paged::Row;
 use runtime::bandwidth::{Reader, working_set};
 use runtime::device::Device;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ pub struct Ours {
     /// None where reading memory says nothing, or there is no room for it.
     reader: Option<Reader>,
     rng: Rng,
+    /// Pages of the sequences that run at once.
+    tables: Vec<Vec<u32>>,
     pub load: Duration,
 }
 
@@ -56,7 +59,7 @@ impl Ours {
             Some(Ok(reader)) => Some(reader),
             None => None,
         };
-        Ok(Ours { device, model, reader, rng: Rng::new(1), load })
+        Ok(Ours { device, model, reader, rng: Rng::new(1), tables: vec![], load })
     }
 
     /// The code that runs, e.g. `x86-avx512-vnni-amx`.
@@ -73,13 +76,24 @@ impl Ours {
     /// Fills the cache to the test's depth and does once what only the first run has to do, as llama-bench does: a whole
     /// prompt, or one token. False if it was stopped.
     pub fn prepare(&mut self, test: &Test, stop: &Stop) -> Result<bool> {
-        self.model.truncate(test.depth);
-        while self.model.len() < test.depth {
-            if stop.asked() {
-                return Ok(false);
+        if test.sequences > 1 {
+            self.tables = self.model.tables(test.sequences, test.context())?;
+            for i in 0..test.sequences {
+                if stop.asked() {
+                    return Ok(false);
+                }
+                let tokens = self.tokens(test.depth);
+                self.model.fill(&tokens, &self.tables[i])?;
             }
-            let tokens = self.tokens(FILL.min(test.depth - self.model.len()));
-            self.model.feed(&tokens)?;
+        } else {
+            self.model.truncate(test.depth);
+            while self.model.len() < test.depth {
+                if stop.asked() {
+                    return Ok(false);
+                }
+                let tokens = self.tokens(FILL.min(test.depth - self.model.len()));
+                self.model.feed(&tokens)?;
+            }
         }
         let once = match test.kind {
             Kind::Prompt => *test,
@@ -91,11 +105,18 @@ impl Ours {
 
     /// One run of a prepared test.
     pub fn run(&mut self, test: &Test) -> Result<Duration> {
-        let tokens = self.tokens(test.tokens);
+        let tokens = self.tokens(test.tokens * test.sequences);
         self.model.truncate(test.depth);
         let began = Instant::now();
         match test.kind {
             Kind::Prompt => drop(self.model.feed(&tokens)?),
+            Kind::Decode if test.sequences > 1 => {
+                for (i, step) in tokens.chunks(test.sequences).enumerate() {
+                    let (each, pos) = (step.iter().zip(&self.tables), test.depth + i);
+                    let rows: Vec<Row> = each.map(|(&token, table)| Row { token, pos, table }).collect();
+                    self.model.batch(&rows)?;
+                }
+            }
             Kind::Decode => {
                 for token in tokens.chunks(1) {
                     self.model.feed(token)?;

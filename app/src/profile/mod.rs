@@ -21,10 +21,12 @@ use std::fs;
 use std::path::Path;
 
 pub fn run(args: &Args) -> Result<()> {
-    let need = args.depth + args.tokens;
+    let tokens = args.sequences.unwrap_or(args.tokens);
+    let need = args.depth + tokens;
     let mut model = model::load(&args.model, args.model.ctx.unwrap_or(need).max(need), false)?;
     let repeat = if args.source.is_some() { 1 } else { args.repeat };
-    let profile = model.profile(Options { tokens: args.tokens, depth: args.depth, repeat })?;
+    let profile =
+        model.profile(Options { tokens, apart: args.sequences.is_some(), depth: args.depth, repeat })?;
     if let Some(wanted) = &args.source {
         print!("{}", source(&model, &profile, wanted)?);
         return Ok(());
@@ -51,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The report of one token's step behind `depth` positions, as JSON.
 pub fn decoding(model: &mut Model, device: DeviceName, depth: usize) -> Result<serde_json::Value> {
-    let profile = model.profile(Options { tokens: 1, depth, repeat: 5 })?;
+    let profile = model.profile(Options { tokens: 1, apart: false, depth, repeat: 5 })?;
     let (size, name) = (Size::of(model.file())?, model.file().name().to_string());
     let machine = machine(device, None, model.device())?;
     Ok(serde_json::to_value(Report::new(name, machine, &profile, &size))?)

@@ -85,13 +85,13 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
     l.outermost = if stages.len() > 1 { rows.len() } else { 0 };
     for (i, (stores, only)) in stages.iter().zip(gates).enumerate() {
         if i > 0 && l.out.threads > 1 {
-            l.push(Inst::Barrier);
+            l.push(Inst::Barrier { width: None });
         }
         l.stage(s, i, stores, only);
     }
     // The next row overwrites what this one keeps in local memory.
     if !rows.is_empty() && stages.len() > 1 && l.out.threads > 1 {
-        l.push(Inst::Barrier);
+        l.push(Inst::Barrier { width: None });
     }
     for _ in &rows {
         l.close(vec![]);
@@ -577,7 +577,7 @@ impl<'g> Linearizer<'g> {
             self.push(Inst::Store { mem, index: own, offset: 0, value: acc, gate: None });
             met.push((fold, t, mem, own));
         }
-        self.push(Inst::Barrier);
+        self.push(Inst::Barrier { width: None });
         // The first thread of the group: this one's number less its own place along the range.
         let place = self.value(range);
         let mut sums = vec![];
@@ -595,7 +595,7 @@ impl<'g> Linearizer<'g> {
             sums.push(sum.expect("a group has threads"));
         }
         if self.scopes.len() > 1 {
-            self.push(Inst::Barrier);
+            self.push(Inst::Barrier { width: None });
         }
         sums
     }

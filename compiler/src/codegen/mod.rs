@@ -1,6 +1,7 @@
 //! From scheduled kernels to code: expand, vectorise, linearise, then one [`Target`] emits.
 
 pub mod ahead;
+pub mod barriers;
 pub mod expand;
 pub mod linearize;
 pub mod ptx;

@@ -13,8 +13,9 @@ pub fn widen(mut l: Linear, bytes: usize) -> Linear {
     let mut out = Vec::with_capacity(code.len());
     let mut rest = &code[..];
     while !rest.is_empty() {
-        let edge =
-            |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Store { .. } | Inst::Barrier);
+        let edge = |i: &Inst| {
+            matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Store { .. } | Inst::Barrier { .. })
+        };
         let n = rest.iter().position(edge).map_or(rest.len(), |p| p + 1);
         block(&mut l, &rest[..n], bytes, &mut out);
         rest = &rest[n..];

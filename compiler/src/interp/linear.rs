@@ -64,6 +64,9 @@ struct Machine<'a> {
     /// Barriers and blocks that have passed: when this block began, and now.
     block: u32,
     interval: u32,
+    /// Barriers of groups that have passed, and how many threads a group has.
+    grouped: u32,
+    group: u32,
 }
 
 impl<'a> Machine<'a> {
@@ -74,6 +77,10 @@ impl<'a> Machine<'a> {
             first.push(count);
             count += t.lanes as usize * program.threads as usize;
         }
+        let widths = program.code.iter().filter_map(|i| match i {
+            Inst::Barrier { width } => *width,
+            _ => None,
+        });
         let (mut ends, mut open) = (vec![0; program.code.len()], vec![]);
         for (i, inst) in program.code.iter().enumerate() {
             match inst {
@@ -102,6 +109,8 @@ impl<'a> Machine<'a> {
             at: 0,
             block: 0,
             interval: 0,
+            grouped: 0,
+            group: widths.min().unwrap_or(1),
         }
     }
 
@@ -155,11 +164,14 @@ impl<'a> Machine<'a> {
                     at = self.ends[at];
                 }
                 Inst::End { .. } => unreachable!("a loop's body stops before its end"),
-                Inst::Barrier => {
+                Inst::Barrier { width } => {
                     if active.contains(&false) {
                         return Err("not all threads reach the barrier".into());
                     }
-                    self.interval += 1;
+                    match width {
+                        None => self.interval += 1,
+                        Some(_) => self.grouped += 1,
+                    }
                 }
                 Inst::LaneReduce { dst, fold, src, width } => {
                     let s = program.dtype(*src).scalar;
@@ -368,7 +380,8 @@ impl<'a> Machine<'a> {
     }
 
     fn point(&self, t: usize) -> Point {
-        Point { thread: t as u32, block: self.block, interval: self.interval }
+        let Machine { block, interval, grouped, group, .. } = *self;
+        Point { thread: t as u32, group: t as u32 / group, block, interval, grouped }
     }
 
     /// Leaves the lanes of `op(args)` for thread `t` in `result`.

@@ -1,22 +1,30 @@
 //! Finds data races: every access to a shared element in, the reason it races out.
 //!
 //! Two accesses race if different threads make them, one writes, and nothing orders them. Threads of one block are
-//! ordered by a barrier; different grid indices are never ordered. Writes of equal values do not race with each other.
+//! ordered by a barrier, those of one group by one of groups; different grid indices are never ordered. Writes of equal
+//! values do not race with each other.
 
-/// Who is running: a thread, and how many barriers and blocks have passed when its block and its barrier interval began.
+/// Who is running: a thread of a group, and how many barriers and blocks have passed when its block and its barrier
+/// interval began, and how many barriers of groups.
 #[derive(Clone, Copy)]
 pub struct Point {
     pub thread: u32,
+    pub group: u32,
     pub block: u32,
     pub interval: u32,
+    pub grouped: u32,
 }
 
 /// The accesses of one kind to one element, as far as later accesses can race with them.
 #[derive(Clone, Copy)]
 struct Seen {
     first: u32,
-    /// The latest interval with an access, by `thread` and, if `shared`, by others.
+    /// The latest interval with an access; by `group` and, if `mixed`, by others.
     interval: u32,
+    group: u32,
+    mixed: bool,
+    /// The latest of the group in it, by `thread` and, if `shared`, by others.
+    grouped: u32,
     thread: u32,
     shared: bool,
 }
@@ -66,7 +74,8 @@ impl Seen {
             return Some("another grid index".into());
         }
         let other = self.shared || self.thread != p.thread;
-        (self.interval == p.interval && other).then(|| match self.shared {
+        let apart = self.mixed || self.group != p.group || self.grouped == p.grouped;
+        (self.interval == p.interval && other && apart).then(|| match self.shared {
             true => "several threads".into(),
             false => format!("thread {}", self.thread),
         })
@@ -74,11 +83,15 @@ impl Seen {
 }
 
 fn note(seen: &mut Option<Seen>, p: Point) {
+    let Point { thread, group, interval, grouped, .. } = p;
+    let own = |first| Seen { first, interval, group, mixed: false, grouped, thread, shared: false };
     *seen = Some(match *seen {
-        None => Seen { first: p.interval, interval: p.interval, thread: p.thread, shared: false },
-        Some(s) if s.interval != p.interval => {
-            Seen { interval: p.interval, thread: p.thread, shared: false, ..s }
+        None => own(interval),
+        Some(s) if s.interval != interval => own(s.first),
+        Some(s) if s.group == group && !s.mixed && s.grouped != grouped => own(s.first),
+        Some(s) => {
+            let shared = s.shared || s.thread != thread;
+            Seen { mixed: s.mixed || s.group != group, shared, ..s }
         }
-        Some(s) => Seen { shared: s.shared || s.thread != p.thread, ..s },
     });
 }

@@ -75,7 +75,7 @@ pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Progra
     if grain.blocks.is_some() {
         recompute(&items, &mut groups, &roots);
     }
-    emit(g, &roots, &items, groups)
+    emit(g, &roots, &items, groups, grain.blocks.is_some())
 }
 
 fn is_movement(op: Op) -> bool {
@@ -90,9 +90,11 @@ fn behind(mut t: Ex) -> Ex {
     t
 }
 
-fn costly(op: Op, float: bool) -> bool {
+/// With `blocks`, many threads would wait for one that divides.
+fn costly(op: Op, float: bool, blocks: bool) -> bool {
     match op {
         Op::Reduce(..) => true,
+        Op::Unary(Unary::Recip) if blocks => false,
         Op::Unary(u) => !matches!(u, Unary::Neg | Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc),
         Op::Binary(b) => b == Binary::Div && float,
         _ => false,
@@ -115,10 +117,10 @@ fn keep(roots: &[Ex], blocks: bool) -> HashSet<Id> {
         order.iter().filter(|e| own(e) && !matches!(e.op(), Op::Buffer(_))).map(|e| e.id).collect();
     let mut kept = asked.clone();
     // Whether reading a node means work that is not to be done twice.
-    fn weigh(e: &Ex, heavy: &mut HashMap<Id, bool>, kept: &HashSet<Id>) {
+    let weigh = |e: &Ex, heavy: &mut HashMap<Id, bool>, kept: &HashSet<Id>| {
         let below = e.args().iter().any(|a| heavy[&a.id] && !kept.contains(&a.id));
-        heavy.insert(e.id, below || costly(e.op(), e.dtype().is_float()));
-    }
+        heavy.insert(e.id, below || costly(e.op(), e.dtype().is_float(), blocks));
+    };
     let mut heavy: HashMap<Id, bool> = HashMap::new();
     for e in &order {
         weigh(e, &mut heavy, &kept);
@@ -511,7 +513,14 @@ fn sort_groups(
     out
 }
 
-fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Group>) -> Program<'g> {
+/// With `near`, stages find in local memory what they keep for other kernels too.
+fn emit<'g>(
+    g: &'g Graph,
+    roots: &[Ex<'g>],
+    items: &[Item<'g>],
+    groups: Vec<Group>,
+    near: bool,
+) -> Program<'g> {
     let asked: HashSet<Id> = roots.iter().map(|r| r.id).collect();
     let mut home: HashMap<Id, usize> = HashMap::new();
     for (k, group) in groups.iter().enumerate() {
@@ -557,16 +566,20 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
             .map(|(m, of)| (*m, of))
             .chain(group.members.iter().map(|&m| (m, &every)))
             .collect();
+        let read: HashSet<Id> = all.iter().filter(|_| near).flat_map(|(m, _)| items[*m].reads()).collect();
         let mut local_bytes = 0;
         let mut locals: HashMap<Id, usize> = HashMap::new();
+        // What is read here and elsewhere, and where it is found elsewhere.
+        let mut given: Vec<(usize, Ex)> = vec![];
         for (n, &(m, of)) in all.iter().enumerate() {
             let t = items[m].tensor;
             let inner = product(g, &t.dims()[of.len().min(t.dims().len())..]);
             let bytes = inner.bounds().1.saturating_mul(t.dtype().bytes() as i64);
             let copy = copied.get(&t.id).map(|&c| items[c].tensor);
             let again = n < group.again.len();
-            let mem = if t.op() == Op::Assign {
-                assigned(t)
+            let mut mem = None;
+            if t.op() == Op::Assign {
+                mem = Some(assigned(t));
             } else if !again
                 && ([Some(t), copy].into_iter().flatten().any(|t| outside.contains(&t.id))
                     || local_bytes + bytes > LOCAL_BYTES
@@ -578,12 +591,18 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
                 if !own {
                     temps.push(b);
                 }
-                b
-            } else {
+                let here = [t, copy.unwrap_or(t)].iter().any(|t| read.contains(&t.id));
+                let fits = inner.as_int().is_some() && local_bytes + bytes <= LOCAL_BYTES;
+                match here && fits {
+                    true => given.push((n, b)),
+                    false => mem = Some(b),
+                }
+            }
+            let mem = mem.unwrap_or_else(|| {
                 local_bytes += bytes;
                 locals.extend([t, copy.unwrap_or(t)].map(|t| (t.id, of.len())));
                 g.make(Op::Local(n as u32), t.dtype(), &[inner])
-            };
+            });
             memory.insert(t.id, mem);
             memory.extend(copy.map(|c| (c.id, mem)));
         }
@@ -628,6 +647,22 @@ fn emit<'g>(g: &'g Graph, roots: &[Ex<'g>], items: &[Item<'g>], groups: Vec<Grou
             let outs =
                 if group.members.contains(&m) { outs.chain(inner.clone()).collect() } else { outs.collect() };
             stages.push(Stage { outs, store });
+        }
+        for (n, buffer) in given {
+            let (t, rows_of) = (items[all[n].0].tensor, all[n].1);
+            let axis = |(k, a): (usize, &Ex<'g>)| match rows_of.get(k) {
+                Some(&r) => rows[r],
+                None if matches!(a.op(), Op::Range(..)) => g.new_range(a.arg(0), Kind::Serial),
+                None => *a,
+            };
+            let axes: Vec<Ex> = items[all[n].0].axes.iter().enumerate().map(axis).collect();
+            let value = g.make(Op::Load, t.dtype(), &[memory[&t.id], index(t, &axes)]);
+            let store = g.make(Op::Store, t.dtype(), &[buffer, flatten(g, &t.dims(), &axes), value]);
+            let own = axes[rows_of.len().min(axes.len())..].iter().copied();
+            let outs = own.filter(|a| matches!(a.op(), Op::Range(..))).collect();
+            stages.push(Stage { outs, store: simplify1(store) });
+            let copy = copied.get(&t.id).map(|&c| items[c].tensor.id);
+            memory.extend([t.id].into_iter().chain(copy).map(|id| (id, buffer)));
         }
         memory.retain(|t, _| !again.contains_key(t));
         memory.extend(again.into_iter().filter_map(|(t, mem)| Some((t, mem?))));

@@ -164,7 +164,10 @@ impl Checker<'_> {
                 let mut each = carried.iter().zip(next.iter().zip(out));
                 each.try_for_each(|(t, (next, out))| self.is(*next, *t).and_then(|()| self.is(*out, *t)))
             }
-            Inst::Barrier => Ok(()),
+            Inst::Barrier { width: None } => Ok(()),
+            Inst::Barrier { width: Some(n) } => {
+                ensure(n.is_power_of_two(), || format!("width {n} is not a power of two"))
+            }
             Inst::LaneReduce { dst, fold, src, width } => {
                 let (s, threads) = (dtype(src).scalar, self.program.threads);
                 self.is(*dst, dtype(src))?;

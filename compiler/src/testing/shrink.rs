@@ -56,7 +56,7 @@ fn drop_inst(p: &Linear, at: usize) -> Option<Linear> {
     };
     match &p.code[at] {
         Inst::Loop { .. } | Inst::End { .. } => return None,
-        Inst::Barrier if reads(None) => return None,
+        Inst::Barrier { .. } if reads(None) => return None,
         Inst::Store { mem: mem @ Mem::Local(_), .. } if reads(Some(*mem)) => return None,
         _ => {}
     }

@@ -129,7 +129,8 @@ impl<'a> Parser<'a> {
             c.want("[")?;
             Ok(Inst::End { next, out: separated(c, ",", |c| self.def(c))? })
         } else if c.eat("barrier") {
-            Ok(Inst::Barrier)
+            let width = if c.eat("of") { Some(c.number()?) } else { None };
+            Ok(Inst::Barrier { width })
         } else if c.eat("tilezero ") {
             Ok(Inst::TileZero { n: c.number()? })
         } else if c.eat("tilemul ") {

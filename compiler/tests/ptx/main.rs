@@ -108,7 +108,7 @@ fn a_kernel_of_stages_runs_as_interpreted() {
     let program = pipeline::schedule(&g, &[values, most, e.sum(-1)], Grain::of(&caps));
     let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
     let opts = heuristic::propose(kernel, &caps);
-    assert!(kernel.stages.len() == 5 && opts.iter().any(|o| o.action == Action::Upcast), "{}", show(&opts));
+    assert!(kernel.stages.len() == 6 && opts.iter().any(|o| o.action == Action::Upcast), "{}", show(&opts));
     let linear = pipeline::compile(kernel, &opts, &caps).unwrap();
     let mut rng = Rng::new(1);
     let buffers = kernel.buffers().into_iter().map(|(b, _)| {

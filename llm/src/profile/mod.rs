@@ -12,6 +12,7 @@ pub use parts::Component;
 
 use crate::attention::{self, Reach};
 use crate::model::{Error, Model, Part};
+use crate::paged::Row;
 use compiler::dtype::Scalar;
 use compiler::kernel;
 use compiler::rng::Rng;
@@ -25,8 +26,10 @@ use std::time::Instant;
 /// What to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// One for decoding, more for a chunk of a prompt.
+    /// One for decoding, more for a chunk of a prompt or for as many sequences.
     pub tokens: usize,
+    /// Each token is the next of a sequence of its own.
+    pub apart: bool,
     /// Positions that are filled before them.
     pub depth: usize,
     pub repeat: usize,
@@ -158,19 +161,29 @@ impl Profile {
 impl Model {
     /// Runs steps at `depth` positions and times them; the cache holds made-up tokens afterwards.
     pub fn profile(&mut self, options: Options) -> Result<Profile, Error> {
-        let Options { tokens, depth, repeat } = options;
-        if tokens == 0 || tokens > self.chunk() {
-            return Err(Error::Chunk { tokens, most: self.chunk() });
+        let Options { tokens, apart, depth, repeat } = options;
+        let most = if apart { self.together_at_most() } else { self.chunk() };
+        if tokens == 0 || tokens > most {
+            return Err(Error::Chunk { tokens, most });
         }
         let mut rng = Rng::new(1);
         let ids: Vec<u32> = (0..depth + tokens).map(|_| rng.below(self.vocab()) as u32).collect();
+        let tables = if apart { self.tables(tokens, depth + 1)? } else { vec![] };
         self.truncate(0);
-        self.feed(&ids[..depth])?;
+        match apart {
+            true => tables.iter().try_for_each(|t| self.fill(&ids[..depth], t))?,
+            false => drop(self.feed(&ids[..depth])?),
+        }
+        let each = ids[depth..].iter().zip(&tables);
+        let batch: Vec<Row> = each.map(|(&token, table)| Row { token, pos: depth, table }).collect();
         let mut steps = vec![];
         // The first makes the plans.
         for round in 0..=repeat.max(1) {
             let start = Instant::now();
-            self.feed(&ids[depth..])?;
+            match apart {
+                true => drop(self.batch(&batch)?),
+                false => drop(self.feed(&ids[depth..])?),
+            }
             if round > 0 {
                 steps.push(start.elapsed().as_secs_f64());
             }
@@ -178,7 +191,9 @@ impl Model {
         }
         steps.sort_by(f64::total_cmp);
         let (mut kernels, mut launches, mut synchronisations) = (vec![], vec![], 0);
-        for (part, rows, symbols) in self.pieces(tokens) {
+        let pieces = if apart { self.pieces_apart(tokens, depth) } else { self.pieces(tokens) };
+        let rows = pieces[0].1;
+        for (part, rows, symbols) in pieces {
             let mut times = vec![];
             for _ in 0..repeat.max(1) {
                 let (each, count) = self.time(part, rows, &symbols)?;
@@ -205,7 +220,6 @@ impl Model {
         for k in &mut kernels {
             k.seconds /= k.calls as f64;
         }
-        let rows = self.pieces(tokens)[0].1;
         Ok(Profile { options, rows, kernels, launches, synchronisations, steps })
     }
 
@@ -222,9 +236,9 @@ impl Model {
         let mut known: HashMap<usize, Vec<Explained>> = HashMap::new();
         for (n, (module, _)) in modules.iter().enumerate() {
             let place = match part {
-                Part::Trunk if n == 0 => Place::Embedding,
-                Part::Trunk if n == last => Place::FinalNorm,
-                Part::Trunk => Place::Layer { index: n - 1, kind: self.layers[n - 1].kind },
+                Part::Trunk | Part::Batch if n == 0 => Place::Embedding,
+                Part::Trunk | Part::Batch if n == last => Place::FinalNorm,
+                Part::Trunk | Part::Batch => Place::Layer { index: n - 1, kind: self.layers[n - 1].kind },
                 _ => Place::Head,
             };
             let prefix = match place {
@@ -234,7 +248,7 @@ impl Model {
             let key = Arc::as_ptr(module) as usize;
             let all = known.entry(key).or_insert_with(|| {
                 let calls = calls(module, symbols);
-                explain(&calls, self.setting(rows, symbols), &|name| {
+                explain(&calls, self.setting(part, rows, symbols), &|name| {
                     self.file.tensor(&format!("{prefix}{name}"))
                 })
             });
@@ -245,12 +259,13 @@ impl Model {
         Ok(out)
     }
 
-    fn setting(&self, rows: usize, symbols: &[(&str, i64)]) -> Setting {
+    fn setting(&self, part: Part, rows: usize, symbols: &[(&str, i64)]) -> Setting {
+        let reach = if part == Part::Batch { Reach::Apart } else { Reach::Whole };
         let blocks = symbols.iter().find(|s| s.0 == "blocks").map_or(0, |s| s.1);
         let moe = self.config.moe.map(|m| (m.router.k as u64, m.experts as u64));
         Setting {
             rows: rows as u64,
-            positions: (blocks * attention::block(rows as i64, self.numbers, Reach::Whole)) as u64,
+            positions: (blocks * attention::block(rows as i64, self.numbers, reach)) as u64,
             capacity: self.capacity as u64,
             chunk: self.chunk() as u64,
             experts: moe.unwrap_or((0, 1)),

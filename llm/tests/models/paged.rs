@@ -22,15 +22,23 @@ const MODELS: [(&str, Activations); 8] = [
     ("tiny_quant/q_glm4_moe_lite/q_glm4_moe_lite.q4_k_m.gguf", Activations::Int8),
 ];
 
-/// On a CPU every bit; elsewhere the sums of plans of different sizes have different orders.
+/// On a CPU every bit; elsewhere the sums of plans of different sizes have different orders, and what was nearly half-way
+/// between two bytes becomes the other one.
 #[track_caller]
-fn alike(what: &str, device: &dyn Device, got: &[f32], want: &[f32], vocab: usize) {
+fn alike(
+    what: &str,
+    (device, activations): (&dyn Device, Activations),
+    got: &[f32],
+    want: &[f32],
+    vocab: usize,
+) {
     if device.name().starts_with("cpu") {
         let bits = |row: &[f32]| row.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert!(bits(got) == bits(want), "{what}: {:?}", distance(got, want, vocab));
     } else {
         let d = distance(got, want, vocab);
-        assert!(d.max < 0.1 && d.kl < 1e-3, "{what}: {d:?}");
+        let (max, kl) = if activations == Activations::F32 { (0.1, 1e-3) } else { (0.8, 0.03) };
+        assert!(d.max < max && d.kl < kl, "{what}: {d:?}");
     }
 }
 
@@ -44,7 +52,7 @@ fn rows_come_out_alike_however_they_are_run() {
         for &(file, activations) in models {
             let mut m = load(device.clone(), packed_model(file), 160, activations);
             m.reserve(20 * 32).unwrap();
-            let vocab = m.vocab();
+            let (on, vocab) = ((&*device, activations), m.vocab());
             let tokens: Vec<u32> = (0..75).map(|i| (i * 37 + 11) % vocab as u32).collect();
             let whole: Vec<f32> = tokens.iter().flat_map(|t| m.feed(&[*t]).unwrap()).collect();
 
@@ -64,13 +72,13 @@ fn rows_come_out_alike_however_they_are_run() {
                         (at..(at + n).min(tokens.len())).map(|pos| row(pos, &[1, 19, 2])).collect();
                     rows.extend(m.batch(&piece).unwrap());
                 }
-                alike(&format!("{file}, {n} rows"), &*device, &rows, &alone, vocab);
+                alike(&format!("{file}, {n} rows"), on, &rows, &alone, vocab);
             }
             // Beside a sequence of another length.
             for pos in [0, 40] {
                 let two = m.batch(&[row(pos, &apart), row(70, &[1, 19, 2])]).unwrap();
                 let want = [&alone[pos * vocab..][..vocab], &alone[70 * vocab..][..vocab]].concat();
-                alike(&format!("{file}, beside another"), &*device, &two, &want, vocab);
+                alike(&format!("{file}, beside another"), on, &two, &want, vocab);
             }
 
             let uniform = m.uniform();
@@ -84,13 +92,13 @@ fn rows_come_out_alike_however_they_are_run() {
             };
             let once = cut(&[75], &[0, 1, 2]);
             if uniform {
-                alike(&format!("{file}, a prompt"), &*device, &once, &alone[74 * vocab..], vocab);
+                alike(&format!("{file}, a prompt"), on, &once, &alone[74 * vocab..], vocab);
             }
             for pieces in [&[32, 43][..], &[1, 7, 64, 3], &[74, 1], &[10; 7]] {
                 let at: usize = pieces.iter().sum();
                 let want = if at == 75 { once.clone() } else { cut(&[at], &[0, 1, 2]) };
                 let got = cut(pieces, &[12, 5, 9]);
-                alike(&format!("{file}, a prompt as {pieces:?}"), &*device, &got, &want, vocab);
+                alike(&format!("{file}, a prompt as {pieces:?}"), on, &got, &want, vocab);
             }
         }
     }

@@ -17,7 +17,7 @@ fn profile(file: Gguf, tokens: usize, depth: usize) -> Option<(Profile, Size)> {
         schedules: Default::default(),
     };
     let mut m = Model::load(device, file, options, &mut |_, _| ()).unwrap();
-    let profile = m.profile(Wanted { tokens, depth, repeat: 1 }).unwrap();
+    let profile = m.profile(Wanted { tokens, apart: false, depth, repeat: 1 }).unwrap();
     assert_eq!(m.len(), depth, "the steps that were timed are forgotten");
     Some((profile, size))
 }
@@ -89,12 +89,26 @@ fn a_step_takes_what_a_plan_takes() {
         synth::open("llama-3.2-1b:q4_0", Changes { layers: Some(1), vocab: Some(1024), experts: None });
     let Some(device) = devices().into_iter().next() else { return };
     let mut m = load(device, file.unwrap(), 600, Activations::Int8);
-    let error = |m: &mut Model, tokens| match m.profile(Wanted { tokens, depth: 0, repeat: 1 }) {
+    let error = |m: &mut Model, tokens| match m.profile(Wanted { tokens, apart: false, depth: 0, repeat: 1 })
+    {
         Ok(_) => panic!("{tokens} tokens were taken"),
         Err(e) => e.to_string(),
     };
     assert_eq!(error(&mut m, 0), "one step takes from 1 to 512 tokens, not 0");
     assert_eq!(error(&mut m, 513), "one step takes from 1 to 512 tokens, not 513");
+}
+
+#[test]
+fn a_token_of_each_of_several_sequences() {
+    let file = synth::open(
+        "deepseek-v2-lite:q4_0",
+        Changes { layers: Some(2), vocab: Some(1024), experts: Some(8) },
+    );
+    let Some(device) = devices().into_iter().next() else { return };
+    let mut m = load(device, file.unwrap(), 100, Activations::Int8);
+    let p = m.profile(Wanted { tokens: 3, apart: true, depth: 40, repeat: 1 }).unwrap();
+    adds_up(&p);
+    assert_eq!((p.rows, components(&p)), (4, Component::ALL.into_iter().collect()));
 }
 
 /// What a token of GLM-4.7-Flash costs, read off the generated code and not timed: two layers of the real shapes, of which
@@ -108,7 +122,7 @@ fn the_code_of_glm_does_not_grow() {
     };
     let changes = Changes { layers: Some(2), vocab: Some(1024), experts: Some(8) };
     let mut m = load(device, synth::open("glm-4.7-flash:q4_0", changes).unwrap(), 64, Activations::Int8);
-    let p = m.profile(Wanted { tokens: 1, depth: 0, repeat: 1 }).unwrap();
+    let p = m.profile(Wanted { tokens: 1, apart: false, depth: 0, repeat: 1 }).unwrap();
     let sum = |of: &dyn Fn(&Kernel) -> f64| p.kernels.iter().map(|k| of(k) * k.calls as f64).sum::<f64>();
     let found =
         [p.launches.len() as f64, p.synchronisations as f64, sum(&|k| k.instructions), sum(&|k| k.loaded)];

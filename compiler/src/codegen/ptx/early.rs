@@ -35,7 +35,7 @@ pub fn order(program: &Linear, start: usize) -> Vec<Step> {
         ..=SMALL => REGISTERS,
         _ => FEWER,
     };
-    let meets = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier);
+    let meets = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier { .. });
     let (mut steps, mut loops) = (vec![], vec![]);
     let mut at = start;
     while at < program.code.len() {

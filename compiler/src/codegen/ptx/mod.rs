@@ -77,7 +77,7 @@ impl Ptx {
                 Step::Early(at) | Step::Inst(at) => at,
             };
             match code[at] {
-                Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier => e.early = false,
+                Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier { .. } => e.early = false,
                 _ => e.early |= matches!(step, Step::Early(_)),
             }
             e.inst(at, &code[at]);
@@ -302,7 +302,11 @@ impl<'a> Emitter<'a> {
             Inst::Prefetch { mem, index, offset, gate } => self.prefetch(*mem, *index, *offset, *gate),
             Inst::Loop { var, extent, carried } => self.begin(*var, *extent, carried),
             Inst::End { next, out } => self.end(next, out),
-            Inst::Barrier => self.asm.line("bar.sync 0"),
+            Inst::Barrier { width: None } => self.asm.line("bar.sync 0"),
+            Inst::Barrier { width: Some(n) } => {
+                assert!(*n <= 32, "instruction {at}: a group of {n} is no warp");
+                self.asm.line("bar.warp.sync 0xffffffff");
+            }
             Inst::LaneReduce { dst, fold, src, width } => {
                 let value = self.lane_reduce(*src, *fold, *width);
                 self.set(*dst, value);

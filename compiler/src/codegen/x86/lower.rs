@@ -258,7 +258,7 @@ impl<'a> Lower<'a> {
             }
             Inst::Loop { var, extent, carried } => self.enter_loop(*var, *extent, carried),
             Inst::End { next, out } => self.leave_loop(next, out),
-            Inst::Barrier => {}
+            Inst::Barrier { .. } => {}
             Inst::LaneReduce { dst, src, width, .. } => {
                 assert_eq!(*width, 1, "a CPU program has no lanes to reduce over");
                 let v = self.reg(*src);

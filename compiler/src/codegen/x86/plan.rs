@@ -79,7 +79,7 @@ impl<'a> Plan<'a> {
             match inst {
                 Inst::TileDot { .. } => tiles += 1,
                 Inst::Loop { .. } | Inst::End { .. } => (block, span) = (block + 1, span + 1),
-                Inst::Store { .. } | Inst::TileStore { .. } | Inst::Barrier => span += 1,
+                Inst::Store { .. } | Inst::TileStore { .. } | Inst::Barrier { .. } => span += 1,
                 _ => {}
             }
             inst.defs().iter().for_each(|r| plan.def[r.0 as usize] = i);

@@ -205,6 +205,20 @@ fn races_are_found() {
 }
 
 #[test]
+fn a_barrier_of_groups_orders_neighbours_alone() {
+    let body = |other: i64| {
+        format!(
+            "%0: i64 = Thread; %1: i64 = {other}; %2: i64 = Xor %0 %1; store l0[%0] = %0; barrier of 2; \
+             %3: i64 = load l0[%2]; store g0[%0] = %3"
+        )
+    };
+    let decls = "symbol s0: n\nlocal l0: i64[4]";
+    check("grid 1 threads 4", (Scalar::I64, 4), decls, &body(1), "1 0 3 2");
+    let fault = "race at l0[2]: thread 0 reads what thread 2 wrote";
+    check_fault("grid 1 threads 4", (Scalar::I64, 4), decls, &body(2), fault);
+}
+
+#[test]
 fn equal_writes_are_no_race() {
     let body = "%0: i64 = Thread; %1: i64 = 0; %2: i64 = 7; store g0[%1] = %2";
     check("grid 3 threads 2", (Scalar::I64, 1), N, body, "7");

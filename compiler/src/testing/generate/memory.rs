@@ -165,7 +165,7 @@ impl Generator<'_> {
 
     fn arrive(&mut self) {
         if self.program.threads > 1 || self.rng.one_in(4) {
-            self.program.code.push(Inst::Barrier);
+            self.program.code.push(Inst::Barrier { width: None });
         }
     }
 
