@@ -49,6 +49,9 @@ pub struct Options {
 
 pub const DEFAULT_CONTEXT: usize = 4096;
 
+/// Positions of a cache at most: tables of angles are made for all of them.
+pub const MOST_CONTEXT: usize = 1 << 24;
+
 #[derive(thiserror::Error, Debug)]
 pub enum Error {
     #[error(transparent)]
@@ -61,6 +64,8 @@ pub enum Error {
     Cache(#[from] cache::Error),
     #[error("the context holds {context} positions and {wanted} are needed; give a larger --ctx")]
     Context { context: usize, wanted: usize },
+    #[error("a context of {context} positions is asked for; --ctx takes at most {MOST_CONTEXT}")]
+    TooLarge { context: usize },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     Token { token: u32, vocab: usize },
     #[error("one step takes from 1 to {most} tokens, not {tokens}")]
@@ -157,6 +162,9 @@ impl Model {
         let numbers = Numbers { activations, unit: unit.filter(|_| quantised), spread: caps.lanes > 1 };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
+        if context > MOST_CONTEXT {
+            return Err(Error::TooLarge { context });
+        }
         let fits = |&t: &usize| {
             let parts = numbers.halves(t as i64) == Some(Unit::Warp);
             t == 1 || parts || (t as i64) * config.heads * context as i64 * 4 <= SCORES
@@ -233,6 +241,10 @@ impl Model {
     }
     pub fn vocab(&self) -> usize {
         self.config.vocab as usize
+    }
+    /// Positions that the model was trained for.
+    pub fn trained(&self) -> usize {
+        self.config.context as usize
     }
     /// Positions that the cache holds.
     pub fn context(&self) -> usize {

@@ -13,6 +13,7 @@ fn usage_errors_end_with_2() {
         (&["run", "--top-p", "1.5", "-p", "x"][..], "--top-p"),
         (&["run", "--device", "tpu", "-p", "x"][..], "--device"),
         (&["run", "--ctx", "0", "-p", "x"][..], "--ctx"),
+        (&["run", "--threads", "0", "-p", "x"][..], "--threads"),
         (&["pull"][..], "NAME"),
         (&["completions", "tcsh"][..], "tcsh"),
     ] {
@@ -24,7 +25,10 @@ fn usage_errors_end_with_2() {
 fn help_has_examples() {
     let place = Place::new();
     assert!(place.glimmer(&["--help"]).ok().out.contains("run"));
-    for command in ["run", "pull", "profile", "models", "completions", "tune"] {
+    for command in [
+        "run", "serve", "inspect", "tokenize", "template", "logits", "perplexity", "synth", "pull", "models",
+        "profile", "tune", "bench", "check", "dump", "completions",
+    ] {
         let help = place.glimmer(&[command, "--help"]).ok().out;
         assert!(help.contains("Usage: glimmer") && help.contains("Examples:"), "{command}: {help}");
         assert!(help.contains(&format!("glimmer {command}")), "{command}: {help}");
