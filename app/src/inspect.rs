@@ -69,7 +69,11 @@ impl Report<'_> {
         if self.model.metadata().any(|(key, _)| key.starts_with("general.sampling.")) {
             let s = &self.sampling;
             let (temp, k, p, min) = (s.temperature, s.top_k, s.top_p, s.min_p);
-            writeln!(out, "\nsampling    --temp {temp} --top-k {k} --top-p {p} --min-p {min} --repeat-penalty {}", s.repeat_penalty)?;
+            writeln!(
+                out,
+                "\nsampling    --temp {temp} --top-k {k} --top-p {p} --min-p {min} --repeat-penalty {}",
+                s.repeat_penalty
+            )?;
         }
         if !self.types.is_empty() {
             writeln!(out, "\ntensors{:>19}{:>14}{:>12}", "number", "elements", "bytes")?;

@@ -27,7 +27,13 @@ pub struct Ready {
 
 impl Ready {
     /// `sampling` is what the model recommends.
-    pub fn new(engine: Engine, style: Option<Style>, id: String, parallel: usize, sampling: Sampling) -> Ready {
+    pub fn new(
+        engine: Engine,
+        style: Option<Style>,
+        id: String,
+        parallel: usize,
+        sampling: Sampling,
+    ) -> Ready {
         let form = style.as_ref().and_then(|s| Form::of_template(s.source()));
         let facts = Facts { vocab: engine.tokenizer().vocab_size(), sampling };
         Ready { engine, style, form, id, parallel, facts, vocabulary: OnceLock::new() }

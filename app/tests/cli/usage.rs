@@ -26,8 +26,22 @@ fn help_has_examples() {
     let place = Place::new();
     assert!(place.glimmer(&["--help"]).ok().out.contains("run"));
     for command in [
-        "run", "serve", "inspect", "tokenize", "template", "logits", "perplexity", "synth", "pull", "models",
-        "profile", "tune", "bench", "check", "dump", "completions",
+        "run",
+        "serve",
+        "inspect",
+        "tokenize",
+        "template",
+        "logits",
+        "perplexity",
+        "synth",
+        "pull",
+        "models",
+        "profile",
+        "tune",
+        "bench",
+        "check",
+        "dump",
+        "completions",
     ] {
         let help = place.glimmer(&[command, "--help"]).ok().out;
         assert!(help.contains("Usage: glimmer") && help.contains("Examples:"), "{command}: {help}");
