@@ -68,6 +68,8 @@ pub enum Error {
         "a cache of {positions} positions is asked for and this model's can have {most}; give a smaller --ctx or --cache"
     )]
     TooLarge { positions: usize, most: i64 },
+    #[error("{file} holds a vocabulary and no tensors: it can be tokenized with, not run")]
+    Vocabulary { file: String },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     Token { token: u32, vocab: usize },
     #[error("one step takes from 1 to {most} tokens, not {tokens}")]
@@ -153,6 +155,9 @@ impl Model {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Model, Error> {
+        if file.tensors().is_empty() {
+            return Err(Error::Vocabulary { file: file.name().into() });
+        }
         let config = Config::read(&file)?;
         let layout = layout(&*device);
         let caps = device.target().caps();

@@ -1,6 +1,7 @@
 //! Flags, help, exit codes.
 
 use crate::Place;
+use llm::gguf::{Value, header};
 
 #[test]
 fn usage_errors_end_with_2() {
@@ -62,4 +63,13 @@ fn completions_for_every_shell() {
 fn a_missing_file_is_named() {
     let place = Place::new();
     place.glimmer(&["run", "no/such.gguf", "-p", "x"]).fails(&["no/such.gguf"]);
+}
+
+#[test]
+fn a_vocabulary_is_not_run() {
+    let place = Place::new();
+    let keys = [("general.architecture", &Value::String("llama".into()))];
+    std::fs::write(place.0.join("vocab.gguf"), header(keys, [])).unwrap();
+    let args = ["logits", "vocab.gguf", "--tokens", "1", "--output", "x.npy"];
+    place.glimmer(&args).fails(&["vocab.gguf", "a vocabulary and no tensors"]);
 }
