@@ -28,8 +28,10 @@ pub enum Command {
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(Bench),
     /// Runs the kernel table on a device and holds it against the interpreter
+    #[command(after_help = CHECK_EXAMPLES)]
     Check(Check),
     /// Shows what the compiler makes of one kernel of the table
+    #[command(after_help = DUMP_EXAMPLES)]
     Dump(Dump),
     /// Shows what a model holds and what running it takes
     #[command(after_help = INSPECT_EXAMPLES)]
@@ -78,7 +80,7 @@ pub struct DeviceArgs {
     #[arg(long, default_value = "cpu")]
     pub device: DeviceName,
     /// CPU threads; the number of physical cores if not given
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one())]
     pub threads: Option<usize>,
     /// Use no more of the CPU than this
     #[arg(long, value_enum)]
@@ -226,6 +228,11 @@ pub struct BenchKernels {
     pub json: bool,
 }
 
+const CHECK_EXAMPLES: &str = "Examples:
+  glimmer check --filter Q4_0 --rows 64
+  glimmer check --tier avx2 --schedules 100 --seed 7
+  glimmer check --device cuda";
+
 #[derive(clap::Args)]
 pub struct Check {
     #[command(flatten)]
@@ -242,6 +249,10 @@ pub struct Check {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
+
+const DUMP_EXAMPLES: &str = "Examples:
+  glimmer dump \"linear Q4_0 2048x5120 m1\"
+  glimmer dump \"linear Q4_0 2048x5120 m1\" --tier avx2 --show kernel";
 
 #[derive(clap::Args)]
 pub struct Dump {
@@ -368,19 +379,19 @@ pub struct Run {
     /// One JSON object: text, reasoning, token ids, speeds, and why the answer ended
     #[arg(long)]
     pub json: bool,
-    /// Temperature; 0 takes the most probable token [default: 0.8]
+    /// Temperature; 0 takes the most probable token [default: what the model recommends, or 0.8]
     #[arg(long, value_parser = not_negative, allow_negative_numbers = true)]
     pub temp: Option<f32>,
-    /// Choose among the k most probable tokens; 0: among all [default: 40]
+    /// Choose among the k most probable tokens; 0: among all [default: the model's, or 40]
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Choose among the most probable tokens that have this probability together [default: 0.95]
+    /// Choose among the most probable tokens that have this probability together [default: the model's, or 0.95]
     #[arg(long, value_name = "P", value_parser = fraction, allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Choose among tokens this probable, relative to the most probable [default: 0.05]
+    /// Choose among tokens this probable, relative to the most probable [default: the model's, or 0.05]
     #[arg(long, value_name = "P", value_parser = fraction, allow_negative_numbers = true)]
     pub min_p: Option<f32>,
-    /// Above 1: against repetition of the last 64 tokens [default: 1]
+    /// Above 1: against repetition of the last 64 tokens [default: the model's, or 1]
     #[arg(long, value_name = "X", value_parser = positive, allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,
     /// The same seed gives the same answer; another one each time if not given

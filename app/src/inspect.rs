@@ -4,6 +4,7 @@ use crate::args::Inspect;
 use crate::model;
 use anyhow::Result;
 use llm::gguf::{Array, Gguf, TensorInfo, Value};
+use llm::sample::Sampling;
 use llm::size::Size;
 use serde_json::{Map, json};
 use std::fmt::{self, Write as _};
@@ -24,6 +25,8 @@ struct Report<'a> {
     model: &'a Gguf,
     size: Size,
     types: Vec<Type>,
+    /// The defaults, and what the file recommends instead.
+    sampling: Sampling,
     context: u64,
 }
 
@@ -53,7 +56,8 @@ impl Report<'_> {
         let arch = model.opt_text("general.architecture")?.unwrap_or_default();
         let longest = model.opt_int(&format!("{arch}.context_length"))?.and_then(|n| u64::try_from(n).ok());
         let context = context.unwrap_or(CONTEXT.min(longest.unwrap_or(CONTEXT)));
-        Ok(Report { model, size: Size::of(model)?, types, context })
+        let sampling = Sampling::from_gguf(model)?;
+        Ok(Report { model, size: Size::of(model)?, types, sampling, context })
     }
 
     fn text(&self, list: bool) -> Result<String, fmt::Error> {
@@ -61,6 +65,15 @@ impl Report<'_> {
         writeln!(out, "{}\n\nmetadata", self.model.name())?;
         for (key, value) in self.model.metadata() {
             writeln!(out, "  {key:<46} {}", short(&value.to_string()))?;
+        }
+        if self.model.metadata().any(|(key, _)| key.starts_with("general.sampling.")) {
+            let s = &self.sampling;
+            let (temp, k, p, min) = (s.temperature, s.top_k, s.top_p, s.min_p);
+            writeln!(
+                out,
+                "\nsampling    --temp {temp} --top-k {k} --top-p {p} --min-p {min} --repeat-penalty {}",
+                s.repeat_penalty
+            )?;
         }
         if !self.types.is_empty() {
             writeln!(out, "\ntensors{:>19}{:>14}{:>12}", "number", "elements", "bytes")?;
@@ -110,6 +123,14 @@ impl Report<'_> {
             "active_parameters": s.active_parameters,
             "weight_bytes": s.weight_bytes,
             "bytes_per_token": s.token_bytes,
+            "sampling": {
+                "temp": self.sampling.temperature,
+                "top_k": self.sampling.top_k,
+                "top_p": self.sampling.top_p,
+                "min_p": self.sampling.min_p,
+                "repeat_penalty": self.sampling.repeat_penalty,
+                "repeat_last_n": self.sampling.repeat_last_n,
+            },
             "kv_bytes_per_position": s.kv_bytes(1),
             "context": self.context,
             "memory_bytes": s.memory(self.context),

@@ -80,6 +80,13 @@ pub fn on_device_told(
     let activations = args.activations.map(Into::into);
     let options = Options { context, activations, drafts, schedules: schedules() };
     let mut model = load_told(Arc::from(device::open(&args.device)?), file, options, told)?;
+    let (context, trained) = (model.context(), model.trained());
+    if context > trained {
+        eprintln!(
+            "glimmer: {} was trained for {trained} tokens; what comes after them of {context} may be nonsense",
+            model.file().name()
+        );
+    }
     if !args.dump.is_empty() {
         dump::model(&mut model, &args.dump)?;
     }

@@ -46,7 +46,8 @@ pub fn run(args: &Run) -> Result<()> {
             chat.set_thinking(false);
         }
     }
-    let request = request(args, session.chat.is_some());
+    let recommended = Sampling::from_gguf(session.generator.model().file())?;
+    let request = request(args, recommended, session.chat.is_some());
     match prompt {
         Some(prompt) => once(session, &prompt, &request, args.json),
         None => repl::run(session, request),
@@ -61,8 +62,7 @@ fn piped() -> Result<String> {
     Ok(text.strip_suffix('\n').unwrap_or(&text).into())
 }
 
-fn request(args: &Run, split_reasoning: bool) -> Request {
-    let d = Sampling::default();
+fn request(args: &Run, d: Sampling, split_reasoning: bool) -> Request {
     let sampling = Sampling {
         temperature: args.temp.unwrap_or(d.temperature),
         top_k: args.top_k.unwrap_or(d.top_k),

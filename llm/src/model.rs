@@ -49,6 +49,9 @@ pub struct Options {
 
 pub const DEFAULT_CONTEXT: usize = 4096;
 
+/// Positions of a context at most: tables of angles are made for all of them.
+const MOST_CONTEXT: i64 = 1 << 24;
+
 #[derive(thiserror::Error, Debug)]
 pub enum Error {
     #[error(transparent)]
@@ -61,6 +64,12 @@ pub enum Error {
     Cache(#[from] cache::Error),
     #[error("the context holds {context} positions and {wanted} are needed; give a larger --ctx")]
     Context { context: usize, wanted: usize },
+    #[error(
+        "a cache of {positions} positions is asked for and this model's can have {most}; give a smaller --ctx or --cache"
+    )]
+    TooLarge { positions: usize, most: i64 },
+    #[error("{file} holds a vocabulary and no tensors: it can be tokenized with, not run")]
+    Vocabulary { file: String },
     #[error("token {token} is outside the vocabulary of {vocab}")]
     Token { token: u32, vocab: usize },
     #[error("one step takes from 1 to {most} tokens, not {tokens}")]
@@ -146,6 +155,9 @@ impl Model {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Model, Error> {
+        if file.tensors().is_empty() {
+            return Err(Error::Vocabulary { file: file.name().into() });
+        }
         let config = Config::read(&file)?;
         let layout = layout(&*device);
         let caps = device.target().caps();
@@ -157,6 +169,11 @@ impl Model {
         let numbers = Numbers { activations, unit: unit.filter(|_| quantised), spread: caps.lanes > 1 };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
+        let most_rows = most_rows(&config).min(MOST_CONTEXT);
+        let too_large = Error::TooLarge { positions: context, most: most_rows };
+        if context as u64 > most_rows as u64 {
+            return Err(too_large);
+        }
         let fits = |&t: &usize| {
             let parts = numbers.halves(t as i64) == Some(Unit::Warp);
             t == 1 || parts || (t as i64) * config.heads * context as i64 * 4 <= SCORES
@@ -168,6 +185,9 @@ impl Model {
         let whole = |n: usize| n.next_multiple_of(KV_BLOCK as usize);
         let blocks = [1, most as i64].map(|tokens| attention::block(tokens, numbers, Reach::Whole) as usize);
         let capacity = (whole(context) + whole(most)).next_multiple_of(blocks[0].max(blocks[1])) as i64;
+        if capacity > most_rows {
+            return Err(too_large);
+        }
 
         let drafts = if options.drafts { config.drafts } else { 0 };
         let declared = declare(&file, &config, drafts, layout, numbers)?;
@@ -233,6 +253,10 @@ impl Model {
     }
     pub fn vocab(&self) -> usize {
         self.config.vocab as usize
+    }
+    /// Positions that the model was trained for.
+    pub fn trained(&self) -> usize {
+        self.config.context as usize
     }
     /// Positions that the cache holds.
     pub fn context(&self) -> usize {
@@ -483,6 +507,12 @@ pub(crate) fn caches(
 ) -> Result<Vec<Slice>, device::Error> {
     let bytes = |row: &Vec<i64>| (rows * row.iter().product::<i64>()) as usize * numbers.cache().bytes();
     Attention::cache_rows(c).iter().map(|row| Ok(device.alloc(bytes(row))?.whole())).collect()
+}
+
+/// Rows of a cache at most: places in it are numbers of 32 bits.
+pub(crate) fn most_rows(c: &Config) -> i64 {
+    let row = Attention::cache_rows(c).iter().map(|row| row.iter().product()).max();
+    i64::from(i32::MAX) / row.unwrap_or(1).max(1)
 }
 
 /// What of a file is wanted.

@@ -6,7 +6,7 @@
 
 use crate::attention::{self, KV_BLOCK, Reach};
 use crate::gguf::{Gguf, TensorInfo};
-use crate::model::{Error, Model, Part, Piece, caches};
+use crate::model::{Error, Model, Part, Piece, caches, most_rows};
 use compiler::quant::Layout;
 use runtime::buffer::Slice;
 use runtime::device::{self, Device};
@@ -60,7 +60,10 @@ pub(crate) fn fewest(file: &Gguf) -> usize {
 impl Model {
     /// Makes room for so many positions of all sequences together. What the cache held is lost.
     pub fn reserve(&mut self, positions: usize) -> Result<(), Error> {
-        let spare = self.spare();
+        let (spare, most) = (self.spare(), most_rows(&self.config));
+        if (positions.saturating_add(spare + PAGE)) as u64 > most as u64 {
+            return Err(Error::TooLarge { positions, most });
+        }
         self.rows = ((positions.div_ceil(PAGE) * PAGE + spare) as i64).max(self.capacity);
         self.plans.clear();
         self.truncate(0);

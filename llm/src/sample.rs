@@ -6,6 +6,7 @@
 //! The same logits, history and seed give the same token on every machine: the generator and the exponential are made
 //! of exact integer and IEEE operations, ties go to the smaller id.
 
+use crate::gguf::{self, Gguf};
 use compiler::rng::Rng;
 use std::cmp::Ordering;
 
@@ -53,6 +54,29 @@ impl Default for Sampling {
 impl Sampling {
     pub fn greedy() -> Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
+    }
+
+    /// The defaults, changed by what the file recommends in its `general.sampling.` keys. What is out of bounds means the
+    /// nearest that is not: no temperature below 0 and no top-k below "all". XTC and Mirostat are not there.
+    pub fn from_gguf(file: &Gguf) -> Result<Sampling, gguf::Error> {
+        let float = |name: &str, least: f32, most: f32, otherwise: f32| {
+            let given = file.opt_number(&format!("general.sampling.{name}"))?;
+            Ok(given.map_or(otherwise, |v| (v as f32).clamp(least, most)))
+        };
+        let int = |name: &str, below_0: usize, otherwise: usize| {
+            let given = file.opt_int(&format!("general.sampling.{name}"))?;
+            Ok(given.map_or(otherwise, |v| usize::try_from(v).unwrap_or(below_0)))
+        };
+        let d = Sampling::default();
+        Ok(Sampling {
+            temperature: float("temp", 0.0, f32::MAX, d.temperature)?,
+            top_k: int("top_k", 0, d.top_k)?,
+            top_p: float("top_p", 0.0, 1.0, d.top_p)?,
+            min_p: float("min_p", 0.0, 1.0, d.min_p)?,
+            repeat_penalty: float("penalty_repeat", f32::MIN_POSITIVE, f32::MAX, d.repeat_penalty)?,
+            repeat_last_n: int("penalty_last_n", usize::MAX, d.repeat_last_n)?,
+            ..d
+        })
     }
 }
 
@@ -253,6 +277,7 @@ pub fn log_probabilities(logits: &[f32], token: u32, n: usize) -> (f32, Vec<(u32
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gguf::{Value, header};
 
     /// Everything is off but the draw at temperature 1.
     fn plain() -> Sampling {
@@ -285,6 +310,44 @@ mod tests {
         let mut ids: Vec<u32> = ids.collect();
         ids.sort_unstable();
         ids
+    }
+
+    #[test]
+    fn files_recommend() {
+        let read = |keys: &[(&str, Value)]| {
+            let bytes = header(keys.iter().map(|(k, v)| (*k, v)), []);
+            Sampling::from_gguf(&Gguf::from_vec("m.gguf", bytes).unwrap())
+        };
+        assert_eq!(read(&[]).unwrap(), Sampling::default());
+        let given = read(&[
+            ("general.sampling.temp", Value::F32(0.7)),
+            ("general.sampling.top_k", Value::I32(20)),
+            ("general.sampling.top_p", Value::F64(0.5)),
+            ("general.sampling.min_p", Value::U32(0)),
+            ("general.sampling.penalty_repeat", Value::F32(1.125)),
+            ("general.sampling.penalty_last_n", Value::I32(-1)),
+        ]);
+        let want = Sampling {
+            temperature: 0.7,
+            top_k: 20,
+            top_p: 0.5,
+            min_p: 0.0,
+            repeat_penalty: 1.125,
+            repeat_last_n: usize::MAX,
+            ..Sampling::default()
+        };
+        assert_eq!(given.unwrap(), want);
+        let bounded = read(&[
+            ("general.sampling.temp", Value::F32(-1.0)),
+            ("general.sampling.top_k", Value::I32(-1)),
+            ("general.sampling.top_p", Value::F32(7.0)),
+        ]);
+        let bounded = bounded.unwrap();
+        assert_eq!((bounded.temperature, bounded.top_k, bounded.top_p), (0.0, 0, 1.0));
+        for wrong in [Value::F32(f32::NAN), Value::F64(f64::INFINITY), Value::String("hot".into())] {
+            let error = read(&[("general.sampling.temp", wrong)]).unwrap_err().to_string();
+            assert!(error.starts_with("m.gguf: general.sampling.temp: expected a number"), "{error}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::ask::{Ask, Choice, Input, MOST_ANSWERS};
 use super::error::{Dialect, Refused, Result};
-use super::fields::{Knobs, content_text, count, new_id, read, unix_time};
+use super::fields::{Facts, Knobs, content_text, count, new_id, read, unix_time};
 use super::http::{Events, Gone, Reply, events, json};
 use super::talk::{Bit, End, Finish, Likely, Model, Said, Talk, Usage, timings, whole};
 use hyper::StatusCode;
@@ -44,7 +44,7 @@ pub struct Manner {
     logprobs: bool,
 }
 
-pub fn parse(document: &Value, vocab: usize) -> Result<(Ask, Manner)> {
+pub fn parse(document: &Value, of: &Facts) -> Result<(Ask, Manner)> {
     let body: Body = read(document)?;
     let knobs: Knobs = read(document)?;
     let messages = messages(&body.messages)?;
@@ -52,7 +52,7 @@ pub fn parse(document: &Value, vocab: usize) -> Result<(Ask, Manner)> {
     if let Some(effort) = body.reasoning_effort {
         effort_arguments("reasoning_effort", &effort, &mut arguments)?;
     }
-    let request = knobs.request(true, vocab)?;
+    let request = knobs.request(true, of)?;
     let mut ask = Ask::new(Input::Chat { messages, arguments }, request);
     ask.n = count("n", body.n, 1, 1, MOST_ANSWERS)?;
     ask.reuse = knobs.reuse();
@@ -199,7 +199,7 @@ fn schema(format: &Value) -> Result<Option<(Value, &'static str)>> {
 pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let of = ready.clone();
     let (talk, manner) = super::http::blocking(move || -> Result<_> {
-        let (ask, manner) = parse(&document, of.vocab())?;
+        let (ask, manner) = parse(&document, &of.facts)?;
         Ok((ask.start(&of)?, manner))
     })
     .await??;

@@ -3,7 +3,7 @@
 use super::ask::{Ask, Input, MOST_ANSWERS};
 use super::chat::{Head, StreamOptions, finish, usage};
 use super::error::{Dialect, Refused, Result};
-use super::fields::{Knobs, count, new_id, read, unix_time};
+use super::fields::{Facts, Knobs, count, new_id, read, unix_time};
 use super::http::{Events, Gone, Reply, blocking, events, json};
 use super::talk::{Likely, Model, Said, Talk, Usage, timings, whole};
 use hyper::StatusCode;
@@ -31,13 +31,13 @@ pub struct Manner {
 }
 
 /// One for each prompt.
-pub fn parse(document: &Value, vocab: usize) -> Result<(Vec<Ask>, Manner)> {
+pub fn parse(document: &Value, of: &Facts) -> Result<(Vec<Ask>, Manner)> {
     let body: Body = read(document)?;
     let knobs: Knobs = read(document)?;
     if body.suffix.is_some_and(|s| !s.is_empty()) {
         return Err(Refused::field("suffix", "text is not filled in; send what comes before alone"));
     }
-    let request = knobs.request(false, vocab)?;
+    let request = knobs.request(false, of)?;
     let (n, reuse) = (count("n", body.n, 1, 1, MOST_ANSWERS)?, knobs.reuse());
     let logprobs = body.logprobs.map(|l| count("logprobs", Some(l), 0, 0, 20)).transpose()?;
     let asks = prompts(&body.prompt)?.into_iter().map(|input| {
@@ -86,7 +86,7 @@ struct Part {
 pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let of = ready.clone();
     let (parts, manner) = blocking(move || -> Result<_> {
-        let (asks, manner) = parse(&document, of.vocab())?;
+        let (asks, manner) = parse(&document, &of.facts)?;
         let mut parts = vec![];
         for ask in asks {
             let echo = match (&ask.input, manner.echo) {

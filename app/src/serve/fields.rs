@@ -60,6 +60,21 @@ pub struct Knobs {
     cache_prompt: Option<bool>,
 }
 
+/// What a request is read with.
+pub struct Facts {
+    /// Bounds the ids of `logit_bias`.
+    pub vocab: usize,
+    /// What holds where the request says nothing.
+    pub sampling: Sampling,
+}
+
+impl Facts {
+    /// Of a model that recommends nothing.
+    pub fn plain(vocab: usize) -> Facts {
+        Facts { vocab, sampling: Sampling::default() }
+    }
+}
+
 /// Stop texts of a request at most, and bytes of each.
 const STOPS: usize = 32;
 const STOP_BYTES: usize = 1024;
@@ -69,25 +84,24 @@ impl Knobs {
         self.cache_prompt.unwrap_or(true)
     }
 
-    /// `vocab` bounds the ids of `logit_bias`.
-    pub fn request(&self, split_reasoning: bool, vocab: usize) -> Result<Request> {
-        let d = Sampling::default();
+    pub fn request(&self, split_reasoning: bool, of: &Facts) -> Result<Request> {
+        let d = &of.sampling;
         let repeat = self.repeat_penalty.map(|p| ("repeat_penalty", p));
         let repeat = repeat.or(self.repetition_penalty.map(|p| ("repetition_penalty", p)));
-        let (repeat_name, repeat) = repeat.unwrap_or(("repeat_penalty", f64::from(d.repeat_penalty)));
+        let (repeat_name, repeat) = repeat.map_or(("", None), |(name, p)| (name, Some(p)));
         let sampling = Sampling {
             temperature: within("temperature", self.temperature, d.temperature, 0.0, 2.0)?,
             top_k: at_least("top_k", self.top_k, -1)?.map_or(d.top_k, |k| k.max(0) as usize),
             top_p: within("top_p", self.top_p, d.top_p, 0.0, 1.0)?,
             min_p: within("min_p", self.min_p, d.min_p, 0.0, 1.0)?,
-            repeat_penalty: within(repeat_name, Some(repeat), 1.0, 0.01, 100.0)?,
+            repeat_penalty: within(repeat_name, repeat, d.repeat_penalty, 0.01, 100.0)?,
             repeat_last_n: match at_least("repeat_last_n", self.repeat_last_n, -1)? {
                 Some(-1) => usize::MAX,
                 n => n.map_or(d.repeat_last_n, |n| n as usize),
             },
             presence_penalty: within("presence_penalty", self.presence_penalty, 0.0, -2.0, 2.0)?,
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, 0.0, -2.0, 2.0)?,
-            logit_bias: self.bias(vocab)?,
+            logit_bias: self.bias(of.vocab)?,
             seed: self.seed.filter(|s| *s >= 0).map_or_else(any_seed, |s| s as u64),
         };
         Ok(Request { sampling, max_tokens: self.most()?, stop: self.stops()?, split_reasoning })
@@ -224,7 +238,7 @@ mod tests {
     use serde_json::json;
 
     fn knobs(document: Value) -> Result<Request> {
-        read::<Knobs>(&document)?.request(true, 100)
+        read::<Knobs>(&document)?.request(true, &Facts::plain(100))
     }
 
     #[test]
@@ -236,6 +250,17 @@ mod tests {
             assert_eq!((request.sampling.temperature, request.sampling.top_k), (d.temperature, d.top_k));
             assert_eq!((request.max_tokens, request.stop.len()), (None, 0));
         }
+    }
+
+    #[test]
+    fn what_the_model_recommends_holds_where_nothing_is_said() {
+        let sampling = Sampling { temperature: 0.25, top_k: 7, repeat_penalty: 1.5, ..Sampling::default() };
+        let of = Facts { vocab: 100, sampling };
+        let of_body = |body: Value| read::<Knobs>(&body).unwrap().request(true, &of).unwrap().sampling;
+        let silent = of_body(json!({}));
+        assert_eq!((silent.temperature, silent.top_k, silent.repeat_penalty), (0.25, 7, 1.5));
+        let said = of_body(json!({"temperature": 1, "top_k": 0, "repetition_penalty": 1}));
+        assert_eq!((said.temperature, said.top_k, said.repeat_penalty), (1.0, 0, 1.0));
     }
 
     #[test]

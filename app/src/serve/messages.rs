@@ -4,7 +4,7 @@ use super::ask::{Ask, Choice, Input};
 use super::blocks::{Block, Blocks, Change, Grown};
 use super::chat::tool;
 use super::error::{Dialect, Refused, Result};
-use super::fields::{Knobs, content_text, new_id, read};
+use super::fields::{Facts, Knobs, content_text, new_id, read};
 use super::http::{Events, Gone, Reply, blocking, events, json};
 use super::talk::{End, Finish, Model, Said, Talk, Usage};
 use hyper::StatusCode;
@@ -29,7 +29,7 @@ struct Thinking {
 }
 
 /// Whether the answer is streamed. `counts`: only the prompt matters.
-pub fn parse(document: &Value, vocab: usize, counts: bool) -> Result<(Ask, bool)> {
+pub fn parse(document: &Value, of: &Facts, counts: bool) -> Result<(Ask, bool)> {
     let body: Body = read(document)?;
     let knobs: Knobs = read(document)?;
     if body.max_tokens.is_none() && !counts {
@@ -52,7 +52,7 @@ pub fn parse(document: &Value, vocab: usize, counts: bool) -> Result<(Ask, bool)
     for (i, given) in body.messages.iter().enumerate() {
         message(given, &format!("messages[{i}]"), &mut messages)?;
     }
-    let request = knobs.request(true, vocab)?;
+    let request = knobs.request(true, of)?;
     let mut ask = Ask::new(Input::Chat { messages, arguments }, request);
     ask.reuse = knobs.reuse();
     let given = body.tools.unwrap_or_default();
@@ -130,7 +130,7 @@ fn message(given: &Value, at: &str, out: &mut Vec<Value>) -> Result<()> {
 pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let of = ready.clone();
     let (mut talk, streamed) = blocking(move || -> Result<_> {
-        let (ask, streamed) = parse(&document, of.vocab(), false)?;
+        let (ask, streamed) = parse(&document, &of.facts, false)?;
         Ok((ask.start(&of)?, streamed))
     })
     .await??;
@@ -151,7 +151,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
 /// The number of tokens that a request's prompt has.
 pub async fn count(document: Value, ready: Model) -> Result<Reply> {
     let tokens = blocking(move || -> Result<usize> {
-        let (ask, _) = parse(&document, ready.vocab(), true)?;
+        let (ask, _) = parse(&document, &ready.facts, true)?;
         Ok(ask.prompt(&ready)?.0.len())
     })
     .await??;

@@ -27,6 +27,7 @@ use crate::model::{self, Origin};
 use anyhow::{Context, Result, anyhow};
 use llm::chat::Style;
 use llm::engine::{Engine, Limits};
+use llm::sample::Sampling;
 use llm::size::Size;
 use llm::tokenizer::Tokenizer;
 use ready::{Ready, Server};
@@ -112,7 +113,7 @@ fn load(args: &Serve, origin: &Origin, server: &Server) -> Result<()> {
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
     let style = Style::from_gguf(&file, &tokenizer)?;
     let told = &mut |done, of| server.loaded(done, of);
-    let size = Size::of(&file)?;
+    let (size, sampling) = (Size::of(&file)?, Sampling::from_gguf(&file)?);
     let mut model = model::on_device_told(&args.model, file, args.model.ctx, false, told)?;
     let positions = cache(args, model.context(), &size);
     let room = || format!("no room for a cache of {positions} tokens; --cache takes fewer");
@@ -120,7 +121,7 @@ fn load(args: &Serve, origin: &Origin, server: &Server) -> Result<()> {
     let limits = Limits { parallel: args.parallel, queue: args.queue };
     let engine = Engine::start(model, tokenizer, limits);
     let context = engine.context();
-    server.set_ready(Ready::new(engine, style, server.id.clone(), args.parallel));
+    server.set_ready(Ready::new(engine, style, server.id.clone(), args.parallel, sampling));
     let seconds = began.elapsed().as_secs_f64();
     eprintln!("glimmer: {} is ready after {seconds:.2} s, with a context of {context} tokens", server.id);
     Ok(())

@@ -8,7 +8,11 @@ use serde_json::{Map, Value, json};
 pub type Field = (&'static str, &'static str, &'static str);
 
 const SAMPLING: &[Field] = &[
-    ("temperature", "number", "0 takes the most probable token; up to 2; 0.8 by default"),
+    (
+        "temperature",
+        "number",
+        "0 takes the most probable token; up to 2; 0.8 if the model recommends none, as with the next five",
+    ),
     ("top_p", "number", "Choose among the most probable tokens that have this probability together; 0.95"),
     ("top_k", "integer", "Choose among the k most probable tokens; 0 or -1: all; 40"),
     ("min_p", "number", "Choose among tokens this probable, relative to the most probable; 0.05"),

@@ -1,11 +1,12 @@
 //! The state of the server: what was asked for on the command line, the model while it loads and when it is there.
 
 use super::error::{Refused, Result};
-use super::fields::unix_time;
+use super::fields::{Facts, unix_time};
 use crate::args::Serve;
 use llm::chat::Style;
 use llm::constrain::{self, Vocabulary};
 use llm::engine::Engine;
+use llm::sample::Sampling;
 use llm::tools::Form;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,22 +21,27 @@ pub struct Ready {
     pub form: Option<Form>,
     pub id: String,
     pub parallel: usize,
+    pub facts: Facts,
     vocabulary: OnceLock<std::result::Result<Vocabulary, constrain::Error>>,
 }
 
 impl Ready {
-    pub fn new(engine: Engine, style: Option<Style>, id: String, parallel: usize) -> Ready {
+    /// `sampling` is what the model recommends.
+    pub fn new(
+        engine: Engine,
+        style: Option<Style>,
+        id: String,
+        parallel: usize,
+        sampling: Sampling,
+    ) -> Ready {
         let form = style.as_ref().and_then(|s| Form::of_template(s.source()));
-        Ready { engine, style, form, id, parallel, vocabulary: OnceLock::new() }
+        let facts = Facts { vocab: engine.tokenizer().vocab_size(), sampling };
+        Ready { engine, style, form, id, parallel, facts, vocabulary: OnceLock::new() }
     }
 
     /// Made when it is first needed.
     pub fn vocabulary(&self) -> std::result::Result<&Vocabulary, &constrain::Error> {
         self.vocabulary.get_or_init(|| Vocabulary::new(self.engine.tokenizer())).as_ref()
-    }
-
-    pub fn vocab(&self) -> usize {
-        self.engine.tokenizer().vocab_size()
     }
 
     /// Whether the template has a switch for reasoning.

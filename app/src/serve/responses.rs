@@ -4,7 +4,7 @@ use super::ask::{Ask, Input};
 use super::blocks::{Block, Blocks, Change, Grown};
 use super::chat::{choice, effort_arguments, tool};
 use super::error::{Refused, Result};
-use super::fields::{Knobs, content_text, new_id, read, unix_time};
+use super::fields::{Facts, Knobs, content_text, new_id, read, unix_time};
 use super::http::{Events, Gone, Reply, blocking, events, json};
 use super::talk::{Finish, Model, Said, Talk, Usage};
 use hyper::StatusCode;
@@ -41,7 +41,7 @@ pub struct Echo {
     fields: Map<String, Value>,
 }
 
-pub fn parse(document: &Value, vocab: usize) -> Result<(Ask, Echo)> {
+pub fn parse(document: &Value, of: &Facts) -> Result<(Ask, Echo)> {
     let body: Body = read(document)?;
     let knobs: Knobs = read(document)?;
     if body.previous_response_id.is_some() {
@@ -57,7 +57,7 @@ pub fn parse(document: &Value, vocab: usize) -> Result<(Ask, Echo)> {
     if let Some(effort) = body.reasoning.and_then(|r| r.effort) {
         effort_arguments("reasoning.effort", &effort, &mut arguments)?;
     }
-    let mut ask = Ask::new(Input::Chat { messages, arguments }, knobs.request(true, vocab)?);
+    let mut ask = Ask::new(Input::Chat { messages, arguments }, knobs.request(true, of)?);
     ask.reuse = knobs.reuse();
     let given = body.tools.unwrap_or_default();
     for (i, one) in given.iter().enumerate() {
@@ -165,7 +165,7 @@ fn add_call(out: &mut Vec<Value>, call: Value) {
 pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let of = ready.clone();
     let (mut talk, echo) = blocking(move || -> Result<_> {
-        let (ask, echo) = parse(&document, of.vocab())?;
+        let (ask, echo) = parse(&document, &of.facts)?;
         Ok((ask.start(&of)?, echo))
     })
     .await??;

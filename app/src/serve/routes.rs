@@ -2,7 +2,7 @@
 //! description at `/openapi.json` and the tests are made from.
 
 use super::error::{Refused, Result};
-use super::fields::document;
+use super::fields::{Facts, document};
 use super::http::{Reply, blocking, body, json, text};
 use super::ready::Server;
 use super::{ask, chat, completions, messages, metrics, openapi, responses, tokens};
@@ -179,15 +179,15 @@ async fn measure(server: &Server, device: DeviceName, query: &str) -> Result<Rep
     }
 }
 
-/// Reads a body as its endpoint would, for a model of `vocab` tokens.
+/// Reads a body as its endpoint would, for a model of `vocab` tokens that recommends nothing.
 pub fn understand(what: What, body: &[u8], vocab: usize) -> Result<Vec<ask::Ask>> {
-    let given = document(body)?;
+    let (given, of) = (document(body)?, Facts::plain(vocab));
     Ok(match what {
-        What::Chat => vec![chat::parse(&given, vocab)?.0],
-        What::Completions => completions::parse(&given, vocab)?.0,
-        What::Messages => vec![messages::parse(&given, vocab, false)?.0],
-        What::CountTokens => vec![messages::parse(&given, vocab, true)?.0],
-        What::Responses => vec![responses::parse(&given, vocab)?.0],
+        What::Chat => vec![chat::parse(&given, &of)?.0],
+        What::Completions => completions::parse(&given, &of)?.0,
+        What::Messages => vec![messages::parse(&given, &of, false)?.0],
+        What::CountTokens => vec![messages::parse(&given, &of, true)?.0],
+        What::Responses => vec![responses::parse(&given, &of)?.0],
         What::Tokenize => tokens::parse_tokenize(&given).map(|()| vec![])?,
         What::Detokenize => tokens::parse_detokenize(&given).map(|()| vec![])?,
         _ => vec![],

@@ -26,6 +26,20 @@ fn answers_repeat() {
     assert_ne!(out(&["--temp", "2", "--seed", "7"]), out(&["--temp", "2", "--seed", "8"]));
 }
 
+/// The model inside the program recommends a temperature of 0.7 and a top-p of 0.95.
+#[test]
+fn the_model_recommends_how_to_sample() {
+    let place = Place::new();
+    let out = |args: &[&str]| {
+        let base = ["run", "-p", STORY, "-n", "48", "--no-think", "--seed", "11"];
+        place.glimmer(&[&base, args].concat()).ok().out
+    };
+    assert_eq!(out(&[]), out(&["--temp", "0.7", "--top-p", "0.95"]));
+    assert_ne!(out(&[]), out(&["--temp", "2"]));
+    let text = place.glimmer(&["inspect"]).ok().out;
+    assert!(text.contains("\nsampling    --temp 0.7 --top-k 40 --top-p 0.95 --min-p 0.05"), "{text}");
+}
+
 #[test]
 fn piped_input_is_the_prompt() {
     let place = Place::new();
@@ -78,6 +92,9 @@ fn the_edge_of_the_context_is_said() {
     let ran = place.glimmer(&[&flags[..], &["24"]].concat()).ok();
     assert!(!ran.out.is_empty() && ran.err.contains("the context of 24 tokens is full"), "{ran:?}");
     place.glimmer(&[&flags[..], &["4"]].concat()).fails(&["the context holds 4", "--ctx"]);
+    place.glimmer(&[&flags[..], &["999999999999"]].concat()).fails(&["999999999999", "--ctx"]);
+    let long = place.glimmer(&[&flags[..], &["2048", "-n", "1"]].concat()).ok();
+    assert!(long.err.contains("was trained for 1024 tokens"), "{long:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Flags, help, exit codes.
 
 use crate::Place;
+use llm::gguf::{Value, header};
 
 #[test]
 fn usage_errors_end_with_2() {
@@ -13,6 +14,7 @@ fn usage_errors_end_with_2() {
         (&["run", "--top-p", "1.5", "-p", "x"][..], "--top-p"),
         (&["run", "--device", "tpu", "-p", "x"][..], "--device"),
         (&["run", "--ctx", "0", "-p", "x"][..], "--ctx"),
+        (&["run", "--threads", "0", "-p", "x"][..], "--threads"),
         (&["pull"][..], "NAME"),
         (&["completions", "tcsh"][..], "tcsh"),
     ] {
@@ -24,7 +26,24 @@ fn usage_errors_end_with_2() {
 fn help_has_examples() {
     let place = Place::new();
     assert!(place.glimmer(&["--help"]).ok().out.contains("run"));
-    for command in ["run", "pull", "profile", "models", "completions", "tune"] {
+    for command in [
+        "run",
+        "serve",
+        "inspect",
+        "tokenize",
+        "template",
+        "logits",
+        "perplexity",
+        "synth",
+        "pull",
+        "models",
+        "profile",
+        "tune",
+        "bench",
+        "check",
+        "dump",
+        "completions",
+    ] {
         let help = place.glimmer(&[command, "--help"]).ok().out;
         assert!(help.contains("Usage: glimmer") && help.contains("Examples:"), "{command}: {help}");
         assert!(help.contains(&format!("glimmer {command}")), "{command}: {help}");
@@ -44,4 +63,13 @@ fn completions_for_every_shell() {
 fn a_missing_file_is_named() {
     let place = Place::new();
     place.glimmer(&["run", "no/such.gguf", "-p", "x"]).fails(&["no/such.gguf"]);
+}
+
+#[test]
+fn a_vocabulary_is_not_run() {
+    let place = Place::new();
+    let keys = [("general.architecture", &Value::String("llama".into()))];
+    std::fs::write(place.0.join("vocab.gguf"), header(keys, [])).unwrap();
+    let args = ["logits", "vocab.gguf", "--tokens", "1", "--output", "x.npy"];
+    place.glimmer(&args).fails(&["vocab.gguf", "a vocabulary and no tensors"]);
 }

@@ -209,6 +209,11 @@ impl Gguf {
     pub fn float(&self, key: &str) -> Result<f32, Error> {
         self.required(key, A_FLOAT, self.opt_float(key)?)
     }
+    /// A finite number of any type.
+    pub fn opt_number(&self, key: &str) -> Result<Option<f64>, Error> {
+        let number = |v: &Value| v.as_float().map(f64::from).or(v.as_int().map(|v| v as f64));
+        self.typed(key, "a number", |v| number(v).filter(|n| n.is_finite()))
+    }
     pub fn opt_text(&self, key: &str) -> Result<Option<&str>, Error> {
         self.typed(key, A_STRING, Value::as_text)
     }

@@ -2,6 +2,7 @@
 //! with the story model, and both of them with real models. The bounds are those that the makers of the references
 //! recommend. And where the time of a step goes.
 
+mod odd;
 mod paged;
 mod profile;
 mod real;

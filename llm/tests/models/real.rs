@@ -118,12 +118,17 @@ fn smollm2_with_byte_activations() {
 
 #[test]
 fn smollm2_with_f32_activations() {
-    agrees(SMOLLM2, Activations::F32, 2);
+    agrees(SMOLLM2, Activations::F32, 20);
 }
 
 #[test]
 fn qwen_with_byte_activations() {
     agrees(QWEN, Activations::Int8, 4);
+}
+
+#[test]
+fn qwen_with_f32_activations() {
+    agrees(QWEN, Activations::F32, 4);
 }
 
 #[test]
