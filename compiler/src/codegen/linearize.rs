@@ -7,7 +7,7 @@
 use super::ahead::{LINE, Stretch, stretches};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Id, Kind, Op, topo};
-use crate::hash::IdMap;
+use crate::hash::{FastSet, IdMap};
 use crate::kernel::{Axis, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
@@ -64,7 +64,7 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         memory,
         symbols,
         folds: vec![],
-        heights: IdMap::default(),
+        inside: IdMap::default(),
         outermost: 0,
         threads: vec![],
         prefetch: s.prefetch,
@@ -160,8 +160,8 @@ struct Linearizer<'g> {
     symbols: Vec<Ex<'g>>,
     /// Folds of the current stage that still loop.
     folds: Vec<Ex<'g>>,
-    /// How many folds lie within each other at most, by node of the current stage.
-    heights: IdMap<u32>,
+    /// The folds within a fold of the current stage, as far as they were asked for.
+    inside: IdMap<FastSet<Id>>,
     /// Depth of the outermost scope into which values may be moved.
     outermost: usize,
     /// Thread ranges of the current stage, the fastest first.
@@ -257,16 +257,8 @@ impl<'g> Linearizer<'g> {
 
     fn stage(&mut self, s: &Scheduled<'g>, number: usize, stores: &[Ex<'g>], only: Option<Reg>) {
         self.threads = s.thread_axes(number);
-        self.folds.clear();
-        self.heights.clear();
-        for e in topo(stores) {
-            let fold = matches!(e.op(), Op::Fold(..));
-            let below = e.args().iter().map(|a| self.heights[&a.id]).max().unwrap_or(0);
-            self.heights.insert(e.id, below + fold as u32);
-            if fold {
-                self.folds.push(e);
-            }
-        }
+        self.folds = folds(stores);
+        self.inside.clear();
         let loops: Vec<Ex> = s.kernel.stages[number].outs.iter().copied().filter(|r| is_loop(*r)).collect();
         for r in &loops {
             self.open(*r, vec![]);
@@ -448,8 +440,9 @@ impl<'g> Linearizer<'g> {
     }
 
     /// Is one fold of the stage a part of another?
-    fn within(&self, inner: Ex<'g>, outer: Ex<'g>) -> bool {
-        self.heights[&inner.id] < self.heights[&outer.id] && topo(&[outer]).contains(&inner)
+    fn within(&mut self, inner: Ex<'g>, outer: Ex<'g>) -> bool {
+        let inside = || folds(&[outer]).into_iter().map(|f| f.id).collect();
+        self.inside.entry(outer.id).or_insert_with(inside).contains(&inner.id)
     }
 
     /// Computes a fold, and with it the others that can share its loop.
@@ -617,6 +610,10 @@ impl<'g> Linearizer<'g> {
         }
         sums
     }
+}
+
+fn folds<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
+    topo(roots).into_iter().filter(|e| matches!(e.op(), Op::Fold(..))).collect()
 }
 
 fn is_zero(e: Ex) -> bool {
