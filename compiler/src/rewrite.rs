@@ -200,7 +200,7 @@ fn named(n: &Node) -> usize {
 }
 
 /// The rules of some tables by head and type.
-struct Heads<'r>(Vec<Vec<&'r Rule>>);
+pub struct Heads<'r>(Vec<Vec<&'r Rule>>);
 
 impl<'r> Heads<'r> {
     const WHERE: usize = Unary::ALL.len() + Binary::ALL.len();
@@ -221,7 +221,7 @@ impl<'r> Heads<'r> {
         head * Scalar::ALL.len() + s as usize
     }
 
-    fn new(tables: &[&'r [Rule]]) -> Heads<'r> {
+    pub fn new(tables: &[&'r [Rule]]) -> Heads<'r> {
         let mut slots = vec![vec![]; Heads::slot(Heads::COUNT, Scalar::Bool)];
         for rule in tables.iter().flat_map(|t| t.iter()) {
             let head = Heads::head(rule.head).expect("a head that rules can have");
@@ -235,64 +235,68 @@ impl<'r> Heads<'r> {
         let rules = &self.0[Heads::slot(Heads::head(e.op())?, operand_type(e))];
         rules.iter().find_map(|r| (r.apply)(e).filter(|&new| new != e).map(|new| (*r, new)))
     }
+
+    /// Rewrites bottom-up until no rule fires anywhere.
+    pub fn rewrite<'g>(&self, roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
+        // A node that is its own image is finished: no rule fires on it or below.
+        let mut done: IdMap<Ex<'g>> = IdMap::default();
+        let mut fuel = FUEL;
+        // What is to be rewritten, on top of what waits for it: a node, and what it became if it did.
+        let mut stack: Vec<(Ex<'g>, Option<Ex<'g>>)> = vec![];
+        for &root in roots {
+            stack.push((root, None));
+            while let Some(&(e, next)) = stack.last() {
+                if done.contains_key(&e.id) {
+                    stack.pop();
+                    continue;
+                }
+                if let Some(image) = next.map(|next| done[&next.id]) {
+                    done.insert(e.id, image);
+                    continue;
+                }
+                let node = e.node();
+                let (ids, named) = (e.g.items(node.args), named(&node));
+                let (here, mut changed) = (stack.len(), false);
+                for id in ids.iter().skip(named) {
+                    match done.get(id) {
+                        Some(image) => changed |= image.id != *id,
+                        None => stack.push((e.g.ex(*id), None)),
+                    }
+                }
+                if stack.len() > here {
+                    continue;
+                }
+                let next = if changed {
+                    let mut args = e.args();
+                    args.iter_mut().skip(named).for_each(|a| *a = done[&a.id]);
+                    Some(e.with_args(&args))
+                } else {
+                    self.apply(e).map(|(rule, new)| {
+                        fuel = fuel.checked_sub(1).unwrap_or_else(|| panic!("{} never ends", rule.name));
+                        new
+                    })
+                };
+                match next {
+                    Some(next) => {
+                        stack[here - 1].1 = Some(next);
+                        stack.push((next, None));
+                    }
+                    None => {
+                        done.insert(e.id, e);
+                    }
+                }
+            }
+        }
+        roots.iter().map(|r| done[&r.id]).collect()
+    }
 }
 
 /// More rewrites than any kernel needs: only rules that undo each other get here.
 const FUEL: usize = 1 << 22;
 
-/// Rewrites bottom-up until no rule fires anywhere. Earlier tables and lines go first.
+/// Rewrites by some tables; earlier ones and lines go first.
 pub fn rewrite<'g>(tables: &[&[Rule]], roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
-    let heads = Heads::new(tables);
-    // A node that is its own image is finished: no rule fires on it or below.
-    let mut done: IdMap<Ex<'g>> = IdMap::default();
-    let mut fuel = FUEL;
-    // What is to be rewritten, on top of what waits for it: a node, and what it became if it did.
-    let mut stack: Vec<(Ex<'g>, Option<Ex<'g>>)> = vec![];
-    for &root in roots {
-        stack.push((root, None));
-        while let Some(&(e, next)) = stack.last() {
-            if done.contains_key(&e.id) {
-                stack.pop();
-                continue;
-            }
-            if let Some(image) = next.map(|next| done[&next.id]) {
-                done.insert(e.id, image);
-                continue;
-            }
-            let node = e.node();
-            let (ids, named) = (e.g.items(node.args), named(&node));
-            let (here, mut changed) = (stack.len(), false);
-            for id in ids.iter().skip(named) {
-                match done.get(id) {
-                    Some(image) => changed |= image.id != *id,
-                    None => stack.push((e.g.ex(*id), None)),
-                }
-            }
-            if stack.len() > here {
-                continue;
-            }
-            let next = if changed {
-                let mut args = e.args();
-                args.iter_mut().skip(named).for_each(|a| *a = done[&a.id]);
-                Some(e.with_args(&args))
-            } else {
-                heads.apply(e).map(|(rule, new)| {
-                    fuel = fuel.checked_sub(1).unwrap_or_else(|| panic!("{} never ends", rule.name));
-                    new
-                })
-            };
-            match next {
-                Some(next) => {
-                    stack[here - 1].1 = Some(next);
-                    stack.push((next, None));
-                }
-                None => {
-                    done.insert(e.id, e);
-                }
-            }
-        }
-    }
-    roots.iter().map(|r| done[&r.id]).collect()
+    Heads::new(tables).rewrite(roots)
 }
 
 /// Puts other nodes in the place of those in `map` and rebuilds what uses them; replacements are not searched again.

@@ -7,6 +7,7 @@
 use super::ahead::{LINE, Stretch, stretches};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Id, Kind, Op, topo};
+use crate::hash::{FastSet, IdMap};
 use crate::kernel::{Axis, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
@@ -63,6 +64,7 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         memory,
         symbols,
         folds: vec![],
+        inside: IdMap::default(),
         outermost: 0,
         threads: vec![],
         prefetch: s.prefetch,
@@ -147,7 +149,7 @@ struct Scope {
     /// The range whose loop this is; none at the root.
     range: Option<Id>,
     code: Vec<Inst>,
-    values: HashMap<Id, Reg>,
+    values: IdMap<Reg>,
 }
 
 struct Linearizer<'g> {
@@ -158,6 +160,8 @@ struct Linearizer<'g> {
     symbols: Vec<Ex<'g>>,
     /// Folds of the current stage that still loop.
     folds: Vec<Ex<'g>>,
+    /// The folds within a fold of the current stage, as far as they were asked for.
+    inside: IdMap<FastSet<Id>>,
     /// Depth of the outermost scope into which values may be moved.
     outermost: usize,
     /// Thread ranges of the current stage, the fastest first.
@@ -253,7 +257,8 @@ impl<'g> Linearizer<'g> {
 
     fn stage(&mut self, s: &Scheduled<'g>, number: usize, stores: &[Ex<'g>], only: Option<Reg>) {
         self.threads = s.thread_axes(number);
-        self.folds = topo(stores).into_iter().filter(|e| matches!(e.op(), Op::Fold(..))).collect();
+        self.folds = folds(stores);
+        self.inside.clear();
         let loops: Vec<Ex> = s.kernel.stages[number].outs.iter().copied().filter(|r| is_loop(*r)).collect();
         for r in &loops {
             self.open(*r, vec![]);
@@ -434,6 +439,12 @@ impl<'g> Linearizer<'g> {
         e.args()[n as usize..].iter().partition(|r| is_loop(**r))
     }
 
+    /// Is one fold of the stage a part of another?
+    fn within(&mut self, inner: Ex<'g>, outer: Ex<'g>) -> bool {
+        let inside = || folds(&[outer]).into_iter().map(|f| f.id).collect();
+        self.inside.entry(outer.id).or_insert_with(inside).contains(&inner.id)
+    }
+
     /// Computes a fold, and with it the others that can share its loop.
     fn fold(&mut self, e: Ex<'g>) {
         let depth = self.scopes.len() - 1;
@@ -445,7 +456,7 @@ impl<'g> Linearizer<'g> {
                 && !self.scopes.iter().any(|s| s.values.contains_key(&f.id))
                 && self.depth(f) == depth
                 && self.fixed(f);
-            if open && !together.iter().any(|t| below(f, *t) || below(*t, f)) {
+            if open && !together.iter().any(|t| self.within(f, *t) || self.within(*t, f)) {
                 together.push(f);
             }
         }
@@ -601,14 +612,14 @@ impl<'g> Linearizer<'g> {
     }
 }
 
+fn folds<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
+    topo(roots).into_iter().filter(|e| matches!(e.op(), Op::Fold(..))).collect()
+}
+
 fn is_zero(e: Ex) -> bool {
     e.as_bits() == Some(Bits::float(0.0))
 }
 
 fn is_loop(range: Ex) -> bool {
     matches!(range.op(), Op::Range(_, Kind::Serial))
-}
-
-fn below<'g>(e: Ex<'g>, root: Ex<'g>) -> bool {
-    topo(&[root]).contains(&e)
 }

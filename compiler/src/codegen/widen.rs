@@ -34,6 +34,9 @@ fn block(l: &mut Linear, code: &[Inst], bytes: usize, out: &mut Vec<Inst>) {
             groups.entry((*mem, *index, *gate, l.dtype(*dst))).or_default().push((*offset, at));
         }
     }
+    // In the order of the code: the same program gets the same registers every time.
+    let mut groups: Vec<(Key, Vec<(i64, usize)>)> = groups.into_iter().collect();
+    groups.sort_unstable_by_key(|(_, loads)| loads[0].1);
     // By position: the wide load to put there, if any, and the load's slice of it.
     let mut wide: HashMap<usize, (Inst, Reg)> = HashMap::new();
     let mut slices: HashMap<usize, (Reg, u16)> = HashMap::new();

@@ -127,22 +127,32 @@ fn dot(at: &[usize], strides: &[usize]) -> usize {
     at.iter().zip(strides).map(|(a, s)| a * s).sum()
 }
 
-/// Which element of the viewed tensor stands at `at`; `None` where padding does.
-fn source(e: Ex, env: &Env, from: &[usize], at: &[usize]) -> Option<usize> {
-    let st = strides(from);
-    match e.op() {
-        Op::Permute(p) => Some(at.iter().enumerate().map(|(i, a)| a * st[p.get(i)]).sum()),
-        Op::Expand => {
-            Some(at.iter().zip(&st).zip(from).map(|((a, s), n)| if *n == 1 { 0 } else { a * s }).sum())
-        }
-        Op::Shrink => Some(
-            at.iter().zip(&e.args()[1..]).zip(&st).map(|((a, &o), s)| (a + index(o, env) as usize) * s).sum(),
-        ),
-        Op::Pad => at.iter().zip(&e.args()[1..]).zip(from).zip(&st).try_fold(0, |sum, (((a, &o), n), s)| {
-            let a = a.checked_sub(index(o, env) as usize).filter(|a| a < n)?;
-            Some(sum + a * s)
-        }),
-        op => unreachable!("{op:?} is no movement"),
+/// A movement: where each axis of the view begins in the viewed tensor, how many elements it has there, and how far apart
+/// they lie.
+struct View(Vec<(i64, i64, usize)>);
+
+impl View {
+    fn new(e: Ex, env: &Env, from: &[usize]) -> View {
+        let st = strides(from);
+        let axis = |i: usize, start: i64| (start, from[i] as i64, st[i]);
+        let start = |i: usize| index(e.arg(1 + i), env);
+        View(match e.op() {
+            Op::Permute(p) => (0..from.len()).map(|i| axis(p.get(i), 0)).collect(),
+            Op::Expand => {
+                (0..from.len()).map(|i| if from[i] == 1 { (0, i64::MAX, 0) } else { axis(i, 0) }).collect()
+            }
+            Op::Shrink => (0..from.len()).map(|i| axis(i, start(i))).collect(),
+            Op::Pad => (0..from.len()).map(|i| axis(i, -start(i))).collect(),
+            op => unreachable!("{op:?} is no movement"),
+        })
+    }
+
+    /// Which element of the viewed tensor stands at `at`; `None` where padding does.
+    fn source(&self, at: &[usize]) -> Option<usize> {
+        at.iter().zip(&self.0).try_fold(0, |sum, (&a, &(start, size, stride))| {
+            let a = a as i64 + start;
+            (0 <= a && a < size).then(|| sum + a as usize * stride)
+        })
     }
 }
 
@@ -189,8 +199,9 @@ fn node(e: Ex, env: &Env, values: &HashMap<Id, Rc<Array>>) -> Array {
         Op::Reshape | Op::Contiguous => array(arg(0).data.clone()),
         Op::Permute(_) | Op::Expand | Op::Shrink | Op::Pad => {
             let a = arg(0);
+            let view = View::new(e, env, &a.dims);
             let mut data = Vec::with_capacity(dims.iter().product());
-            for_each(&dims, |at| data.push(source(e, env, &a.dims, at).map_or(Bits(0), |i| a.data[i])));
+            for_each(&dims, |at| data.push(view.source(at).map_or(Bits(0), |i| a.data[i])));
             array(data)
         }
         Op::Reduce(fold, axes) => {
@@ -264,9 +275,10 @@ fn places(view: Ex, env: &Env, len: usize, values: &HashMap<Id, Rc<Array>>) -> V
                 out.extend_from_slice(&inner[r * row..(r + 1) * row]);
             }
         }
-        _ => for_each(&dims, |at| {
-            out.push(inner[source(view, env, &from, at).expect("a view has no padding")])
-        }),
+        _ => {
+            let view = View::new(view, env, &from);
+            for_each(&dims, |at| out.push(inner[view.source(at).expect("a view has no padding")]));
+        }
     }
     out
 }

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 const THREADS: i64 = 32;
 const ROWS: i64 = 16;
 const TOKENS: i64 = 8;
-const PARTS: i64 = 4;
+pub(super) const PARTS: i64 = 4;
 
 /// The ranges of a product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token `2·(thread%4) + side`
 /// of eight; part `part` of the inputs.

@@ -233,12 +233,15 @@ impl<'g> Scheduled<'g> {
         if self.warp.is_some() && matches!(opt.action, Action::Lane | Action::Vector | Action::Dot4) {
             refuse!("{opt}: a warp's products have the lanes");
         }
+        if opt.action != Action::Grid && self.bounds_another(axis.range) {
+            refuse!("{opt}: another loop's rounds depend on this one");
+        }
         match opt.action {
             Action::Grid if reduce => refuse!("{opt}: a reduction cannot be spread over the grid"),
             Action::Grid if axis.role != Role::Row && !single => {
                 refuse!("{opt}: the stages of a kernel meet within one grid index")
             }
-            Action::Grid if topo(&[axis.range.arg(0)]).iter().any(|e| e.op() == Op::Load) => {
+            Action::Grid if reads(axis.range.arg(0)) => {
                 refuse!("{opt}: only the kernel knows how many there are")
             }
             Action::Grid => self.retag(opt.axis as usize, Kind::Grid),
@@ -305,11 +308,20 @@ impl<'g> Scheduled<'g> {
                 if other.role != axis.role || a == b {
                     refuse!("{opt}: not two axes of one kind");
                 }
+                let bounded =
+                    |a: &Axis| topo(&[a.range.arg(0)]).iter().any(|e| matches!(e.op(), Op::Range(..)));
+                if bounded(&axis) || bounded(other) || self.bounds_another(other.range) {
+                    refuse!("{opt}: the rounds of one loop depend on another");
+                }
                 self.swap(a, b)
             }
             Action::Prefetch => unreachable!("handled above"),
         }
         Ok(())
+    }
+
+    fn bounds_another(&self, range: Ex<'g>) -> bool {
+        self.axes.iter().any(|a| topo(&[a.range.arg(0)]).contains(&range))
     }
 
     /// Axes of a stage: the rows, its outputs and its reductions.
@@ -411,6 +423,8 @@ impl<'g> Scheduled<'g> {
         let g = self.kernel.g;
         let stores = self.kernel.stores();
         let before: Vec<bool> = stores.iter().map(|s| free(*s, old)).collect();
+        // How far a range goes that memory bounds is not known: the bounds of an index say nothing of its last round.
+        let known = !reads(old.arg(0));
         // The number of rounds of one range may depend on another.
         let inner: Vec<Ex> =
             self.axes.iter().map(|a| a.range).filter(|r| *r != old && topo(&[*r]).contains(&old)).collect();
@@ -434,9 +448,9 @@ impl<'g> Scheduled<'g> {
                 // What another row writes to this memory is not there to be read.
                 let shared =
                     matches!(args[0].op(), Op::Buffer(_)) && stores.iter().any(|s| s.arg(0) == args[0]);
-                let own = shared && args[1] != e.arg(1);
+                let moved = args[1] != e.arg(1);
                 let (was, now) = (e.arg(1).bounds().1, args[1].bounds().1);
-                if !own && (now <= was || now < length(args[0]).bounds().0) {
+                if !moved || !shared && (known && now <= was || now < length(args[0]).bounds().0) {
                     return e.with_args(&args);
                 }
                 gated(e, args, 2, guard.unwrap())
@@ -472,6 +486,10 @@ impl<'g> Scheduled<'g> {
         let ([chosen], Some(most)) = (&found[..], old.extent()) else {
             refuse!("segment: the axis chooses no segments, or several")
         };
+        let element = chosen.arg(0);
+        if element.op() != Op::Load || element.arg(1) != old.range {
+            refuse!("segment: the axis is only a part of what the segments divide");
+        }
         let Some(n) = self.segments(*chosen) else { refuse!("segment: the starts are not in memory") };
         let i = g.new_range(g.int(n), Kind::Serial);
         let own = HashMap::from([(chosen.arg(0).id, i.cast(Scalar::I32))]);
@@ -591,6 +609,11 @@ fn gated<'g>(e: Ex<'g>, mut args: Vec<Ex<'g>>, at: usize, gate: Ex<'g>) -> Ex<'g
         None => args.push(gate),
     }
     e.with_args(&args)
+}
+
+/// Does the expression depend on what memory holds?
+fn reads(e: Ex) -> bool {
+    topo(&[e]).iter().any(|e| e.op() == Op::Load)
 }
 
 /// Does the expression depend on the range outside of folds over it?

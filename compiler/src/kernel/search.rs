@@ -4,13 +4,18 @@
 //! run). Out: the fastest schedule seen. A step changes one option ([`neighbours`]); whatever [`moves`] can lead to must compute
 //! the right result, which the tests check on random walks ([`random`]).
 
-use super::{Action, Opt, Role, Scheduled};
+use super::{Action, Opt, Role, Scheduled, mma};
 use crate::codegen::Caps;
-use crate::graph::Kind;
+use crate::graph::{Ex, Kind, Op, topo};
+use crate::hash::IdMap;
 use crate::rng::Rng;
-use crate::schedule::Kernel;
+use crate::schedule::{Kernel, Stage};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+
+/// Most copies of one expression: a kernel that has more is longer than a processor keeps instructions, and takes seconds to
+/// compile.
+const COPIES: i64 = 256;
 
 /// Options that apply to this schedule.
 pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
@@ -19,11 +24,41 @@ pub fn moves(s: &Scheduled, caps: &Caps) -> Vec<Opt> {
     out
 }
 
-/// The schedule with one option more, if it applies and the block stays within its threads.
+/// The schedule with one option more, if it applies.
 fn after<'g>(s: &Scheduled<'g>, o: Opt, caps: &Caps) -> Option<Scheduled<'g>> {
     let mut s = s.clone();
     s.apply(o, caps).ok()?;
-    (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64).then_some(s)
+    fits(&s, caps).then_some(s)
+}
+
+/// Do blocks stay within their threads and code within reason?
+fn fits(s: &Scheduled, caps: &Caps) -> bool {
+    let threads = |i| s.threads(i) <= caps.max_threads as i64;
+    (0..s.kernel.stages.len()).all(threads) && copies(s) <= COPIES
+}
+
+/// How often the innermost expression of the kernel stands in its code: what is made of each store and, in it, of nested
+/// folds. What a warp's product takes in, four bodies of a sum among it, is no copy.
+pub fn copies(s: &Scheduled) -> i64 {
+    let product = s.warp.map(|w| [w.half, w.side, w.part]);
+    let copied = |r: &Ex| {
+        matches!(r.op(), Op::Range(_, Kind::Upcast | Kind::Unroll)) && !product.is_some_and(|p| p.contains(r))
+    };
+    let times = |ranges: &[Ex]| -> i64 {
+        ranges.iter().filter(|r| copied(r)).map(|r| r.arg(0).as_int().unwrap_or(1)).product()
+    };
+    let of_stage = |stage: &Stage| {
+        let mut below: IdMap<i64> = IdMap::default();
+        for e in topo(&[stage.store]) {
+            let args = e.args();
+            let most = args.iter().map(|a| below[&a.id]).fold(1, i64::max);
+            let own = if let Op::Fold(_, n) = e.op() { times(&args[n as usize..]) } else { 1 };
+            below.insert(e.id, own * most);
+        }
+        times(&s.kernel.rows) * times(&stage.outs) * below[&stage.store.id]
+    };
+    let most = s.kernel.stages.iter().map(of_stage).max().unwrap_or(1);
+    if product.is_some() { most / mma::PARTS } else { most }
 }
 
 /// Options that may apply to this schedule.
@@ -144,7 +179,7 @@ pub fn neighbours(kernel: &Kernel, caps: &Caps, opts: &[Opt]) -> impl Iterator<I
 /// With the output axes that are still loops on the grid; none if the options do not apply.
 fn spread(kernel: &Kernel, caps: &Caps, mut opts: Vec<Opt>) -> Option<Vec<Opt>> {
     let mut s = Scheduled::new(kernel.clone()).apply_all(&opts, caps).ok()?;
-    let fits = (0..s.kernel.stages.len()).all(|i| s.threads(i) <= caps.max_threads as i64);
+    let fits = fits(&s, caps);
     for i in 0..s.axes.len() {
         let output = !matches!(s.axes[i].role, Role::Reduce(_));
         let o = Action::Grid.on(i, 0);
@@ -228,6 +263,27 @@ mod tests {
             let longer = all.iter().any(|o| o.len() > start.len());
             let resized = all.iter().any(|o| o.len() == start.len() && *o != start);
             assert!(shorter && longer && resized);
+        });
+    }
+
+    #[test]
+    fn copies_are_counted_through_stores_and_folds_and_limited() {
+        with_product(|kernel, caps, start| {
+            let of = |opts: &str| {
+                let opts = crate::kernel::parse(opts).unwrap();
+                copies(&Scheduled::new(kernel.clone()).apply_all(&opts, caps).unwrap())
+            };
+            assert_eq!(of(""), 1);
+            // Four rows, by four blocks of eight fours each.
+            assert_eq!(of("upcast(0,0) dot4(2,0) unroll(2,0) unroll(1,0)"), 4 * 4 * 8);
+            let all = neighbours(kernel, caps, &start)
+                .map(|o| copies(&Scheduled::new(kernel.clone()).apply_all(&o, caps).unwrap()));
+            assert!(all.max() <= Some(COPIES));
+            let mut rng = Rng::new(1);
+            for _ in 0..50 {
+                let opts = walk(kernel, caps, &mut rng, 12);
+                assert!(copies(&Scheduled::new(kernel.clone()).apply_all(&opts, caps).unwrap()) <= COPIES);
+            }
         });
     }
 

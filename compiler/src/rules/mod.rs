@@ -15,7 +15,8 @@ pub mod transcendental;
 mod check;
 
 use crate::graph::Ex;
-use crate::rewrite::{Rule, rewrite};
+use crate::rewrite::{Heads, Rule};
+use std::sync::LazyLock;
 
 /// What [`simplify`] applies.
 pub const SIMPLIFY: &[&[Rule]] = &[
@@ -31,9 +32,12 @@ pub const SIMPLIFY: &[&[Rule]] = &[
     index::INDEX_CASTS,
 ];
 
+/// Sorted once: most of what is simplified is smaller than the tables.
+static SIMPLE: LazyLock<Heads> = LazyLock::new(|| Heads::new(SIMPLIFY));
+
 /// The same values in normal form.
 pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
-    rewrite(SIMPLIFY, roots)
+    SIMPLE.rewrite(roots)
 }
 
 /// The same values in cheaper instructions, after the last [`simplify`].
@@ -41,5 +45,5 @@ pub const REDUCE: &[&[Rule]] = &[fold::BITS, strength::SHIFTS, strength::STRENGT
 
 /// One expression in normal form.
 pub fn simplify1(e: Ex) -> Ex {
-    rewrite(SIMPLIFY, &[e])[0]
+    SIMPLE.rewrite(&[e])[0]
 }

@@ -187,3 +187,46 @@ fn options_behind_a_product_preserve_the_meaning() {
     }
     assert!(tried > 20, "{tried} schedules compiled");
 }
+
+/// Whatever the search may put before and behind a loop over segments.
+#[test]
+fn options_around_segments_preserve_the_meaning() {
+    let (g, mut rng) = (Graph::new(), Rng::new(5));
+    let (form, format) = (Form::Grouped { experts: 3, used: 2 }, Format::by_name("F32").unwrap());
+    let built = Case { form, format, rows: 19, cols: 32, tokens: 40 }.build(&g, Layout::Interleaved16);
+    let env = environment(&built, &[], &mut rng);
+    let program = pipeline::schedule(&g, &built.outputs, Grain::of(&CPU));
+    let segment = Action::Segment.on(0, 0);
+    let of = |kernel: &Kernel, opts: &[Opt]| Scheduled::new(kernel.clone()).apply_all(opts, &CPU).map(|_| ());
+    let (want, mut before, mut tried) = (eval(&built.outputs, &env), env.buffers.clone(), 0);
+    for (n, kernel) in program.kernels.iter().enumerate() {
+        if of(kernel, &[segment]).is_ok() {
+            let upcast = Action::Upcast.on(0, 2);
+            assert!(of(kernel, &[upcast]).is_ok(), "the axis can be divided");
+            assert!(of(kernel, &[upcast, segment]).is_err(), "two of its elements may be of two segments");
+            assert!(of(kernel, &[segment, upcast]).is_err(), "two segments have two lengths");
+            for _ in 0..60 {
+                let mut s = Scheduled::new(kernel.clone());
+                let (mut opts, last) = (vec![], rng.below(6));
+                let at = rng.below(3).min(last);
+                for i in 0..=last {
+                    let choices = search::moves(&s, &CPU);
+                    let o = if i == at { segment } else { *rng.choose(&choices) };
+                    if o.action != Action::Split && s.apply(o, &CPU).is_ok() {
+                        opts.push(o);
+                    }
+                }
+                let Ok(linear) = pipeline::compile(kernel, &opts, &CPU) else { continue };
+                let mut memory = before.clone();
+                run_linear(&linear, kernel, &mut memory, &env);
+                // What lies behind the last segment is read by nobody.
+                program.kernels[n + 1..].iter().for_each(|k| run(k, &mut memory, &env.symbols));
+                compare(&array(program.outputs[0], &memory, &env), &want[0], 5e-4)
+                    .unwrap_or_else(|why| panic!("{}: {why}\n{linear}", show(&opts)));
+                tried += opts.contains(&segment) as usize;
+            }
+        }
+        run(kernel, &mut before, &env.symbols);
+    }
+    assert!(tried > 20, "{tried} schedules compiled");
+}
