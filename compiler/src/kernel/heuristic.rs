@@ -21,6 +21,9 @@ const PREFETCH: usize = 4096;
 /// The same where the stream hops from expert to expert: what is fetched past the end of a hop is not read.
 const HOPPING: usize = 1024;
 
+/// Tiles of rows that are summed together there: as many places of memory are read at a time.
+const TILES: usize = 4;
+
 /// Outputs of the longer side of a register tile.
 const SIDE: i64 = 4;
 
@@ -154,6 +157,13 @@ impl<'g> Proposal<'g, '_> {
             self.tokens(stage, &weights);
             let hops =
                 self.reduces(stage).iter().any(|(_, a)| weights.iter().any(|w| chosen_by(*w, a.range)));
+            let long = |a: &Axis| a.extent().is_none_or(|e| e > 1);
+            let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| long(a)).collect();
+            if let ([(tiles, a)], true) = (&outs[..], hops)
+                && a.extent().is_some_and(|e| e % TILES as i64 == 0)
+            {
+                self.put(Action::Upcast, *tiles, TILES);
+            }
             self.put(Action::Prefetch, 0, if hops { HOPPING } else { PREFETCH } / 64);
             return;
         }

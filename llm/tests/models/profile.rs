@@ -129,4 +129,4 @@ fn the_code_of_glm_does_not_grow() {
     assert_eq!(found, GLM, "launches, synchronisations, instructions and bytes loaded");
 }
 
-const GLM: [f64; 4] = [44.0, 46.0, 17_027_959.0, 104_341_440.0];
+const GLM: [f64; 4] = [44.0, 46.0, 16_317_111.0, 103_398_336.0];
