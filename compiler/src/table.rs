@@ -130,6 +130,8 @@ impl Case {
             Form::Rope(_) | Form::TopK(_) => 1e-6,
             // A weight a hair from the middle rounds either way.
             Form::Half | Form::Grouped { .. } => 5e-4,
+            // Two sums multiplied: the errors of both, and of the exponential between them.
+            Form::GateUp { .. } => 5e-5,
             _ => 2e-5,
         }
     }
