@@ -79,7 +79,7 @@ pub fn observe<'g>(
     // A CPU's vectors come from its vector ranges; what one thread of a GPU reads next to each other is one load.
     let linear = if caps.lanes > 1 { widen::widen(linear, caps.vector_bytes as usize) } else { linear };
     after("widen loads", Ir::Linear(&linear));
-    let linear = if caps.lanes > 1 { barriers::relax(linear, caps.lanes as u32) } else { linear };
+    let linear = if caps.lanes > 1 { barriers::relax(linear, caps.lanes) } else { linear };
     after("relax barriers", Ir::Linear(&linear));
     let local: usize = linear.locals.iter().map(|l| l.len * l.dtype.bytes()).sum();
     if local > caps.local_bytes || linear.threads > caps.max_threads {
