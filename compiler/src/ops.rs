@@ -81,9 +81,8 @@ pub fn common_factor(x: Tensor) -> (Tensor, Option<Tensor>) {
 /// Neither part where it is 1.
 fn parted<'g>(x: Tensor<'g>) -> (Option<Tensor<'g>>, Option<Tensor<'g>>) {
     let dims = x.dims();
-    let (Some(k), of) = (dims.last(), Tensor(x.0.args().first().copied().unwrap_or(x.0))) else {
-        return (Some(x), None);
-    };
+    let (Some(k), Some(&of)) = (dims.last(), x.0.args().first()) else { return (Some(x), None) };
+    let of = Tensor(of);
     let row = [&dims[..dims.len() - 1], &[k.like(1)]].concat();
     let both = |a: Option<Tensor<'g>>, b: Option<Tensor<'g>>| a.zip(b).map(|(a, b)| a * b).or(a).or(b);
     match x.0.op() {
@@ -539,6 +538,25 @@ mod tests {
                 close(&out[1].floats()[4 * t..][..4], &want, 1e-6);
             }
         }
+    }
+
+    #[test]
+    fn what_a_row_has_in_common_is_taken_out() {
+        let (g, mut env) = (Graph::new(), Env::default());
+        let (x, w) = (g.input("x", DType::F32, [3, 8]), g.input("w", DType::F32, [8]));
+        env.set_floats(x, &random(24, 2.0, 8));
+        env.set_floats(w, &random(8, 1.0, 9));
+        let normed = rms_norm(x, w, 1e-5);
+        let (rest, factor) = common_factor(normed.unsqueeze(1));
+        let factor = factor.expect("the norm's");
+        let out = eval(&[normed, rest, factor, x * w], &env);
+        assert_eq!((&out[1].dims[..], &out[2].dims[..]), (&[3, 1, 8][..], &[3, 1, 1][..]));
+        let [normed, rest, factor, plain] = [0, 1, 2, 3].map(|i| out[i].floats());
+        assert_eq!(rest, plain);
+        for (i, (n, r)) in normed.iter().zip(&rest).enumerate() {
+            assert!((n - r * factor[i / 8]).abs() <= 1e-6 * n.abs(), "{n} is not {r}·{}", factor[i / 8]);
+        }
+        assert!(common_factor(x).1.is_none() && common_factor(x * w).1.is_none());
     }
 
     #[test]
