@@ -29,7 +29,7 @@ pub fn relax(mut l: Linear, width: u32) -> Linear {
     let mut places = Places::new(&l);
     let mut start = 0;
     let mut stretches = ends.map(|end| {
-        let accesses: Vec<Access> = l.code[start..end].iter().flat_map(|i| places.access(i)).collect();
+        let accesses: Vec<Access> = l.code[start..end].iter().filter_map(|i| places.access(i)).collect();
         start = end;
         accesses
     });
@@ -101,7 +101,7 @@ struct Places<'l> {
     makers: HashMap<Reg, &'l Inst>,
     /// Rounds of the loops that have a known number of them, by their variables.
     rounds: HashMap<Reg, i64>,
-    known: HashMap<Reg, Option<Values>>,
+    known: HashMap<Reg, Values>,
 }
 
 impl<'l> Places<'l> {
@@ -119,15 +119,15 @@ impl<'l> Places<'l> {
         Places { program, rounds: rounds.collect(), makers, known: HashMap::new() }
     }
 
-    fn access(&mut self, inst: &Inst) -> Vec<Access> {
+    fn access(&mut self, inst: &Inst) -> Option<Access> {
         let (mem, writes, place) = match inst {
             Inst::Load { dst, mem, index, offset, .. } => (*mem, false, Some((*dst, *index, *offset))),
             Inst::Store { mem, index, offset, value, .. } => (*mem, true, Some((*value, *index, *offset))),
             Inst::Gather { mem, .. } => (*mem, false, None),
-            _ => return vec![],
+            _ => return None,
         };
         let by = place.and_then(|(value, index, offset)| self.by(mem, value, index, offset));
-        vec![Access { mem, writes, by }]
+        Some(Access { mem, writes, by })
     }
 
     fn by(&mut self, mem: Mem, value: Reg, index: Reg, offset: i64) -> Option<Vec<Option<(u32, u32)>>> {
@@ -142,22 +142,22 @@ impl<'l> Places<'l> {
         let mut by = vec![None; local.len];
         for round in 0..rounds {
             let mut rest = round as i64;
+            // What was computed in another round is of that round.
+            if !loops.is_empty() {
+                self.known.clear();
+            }
             for var in &loops {
                 let n = self.rounds[var];
-                let now = vec![rest % n; self.program.threads as usize];
-                self.known.insert(*var, Some(Rc::new(now)));
+                self.known.insert(*var, Rc::new(vec![rest % n; self.program.threads as usize]));
                 rest /= n;
             }
-            let starts = self.values(index)?;
+            let starts = self.values(index);
             for (thread, start) in starts.iter().enumerate() {
                 for lane in 0..t.lanes as i64 {
                     let place = by.get_mut(usize::try_from(start + offset + lane).ok()?)?;
                     let (thread, others) = (thread as u32, place.unwrap_or((u32::MAX, 0)));
                     *place = Some((others.0.min(thread), others.1.max(thread)));
                 }
-            }
-            if !loops.is_empty() {
-                self.known.clear();
             }
         }
         Some(by)
@@ -179,23 +179,23 @@ impl<'l> Places<'l> {
         }
     }
 
-    fn values(&mut self, reg: Reg) -> Option<Values> {
+    /// Of a register of which [`Places::loops`] knows what it depends on.
+    fn values(&mut self, reg: Reg) -> Values {
         if let Some(known) = self.known.get(&reg) {
             return known.clone();
         }
         let threads = 0..self.program.threads as i64;
-        let found = match self.makers.get(&reg)? {
-            Inst::Op { op: Op::Const(v), .. } => Some(threads.map(|_| v.as_int()).collect()),
-            Inst::Op { op: Op::Thread, .. } => Some(threads.collect()),
+        let found: Values = Rc::new(match self.makers[&reg] {
+            Inst::Op { op: Op::Const(v), .. } => threads.map(|_| v.as_int()).collect(),
+            Inst::Op { op: Op::Thread, .. } => threads.collect(),
             Inst::Op { op: Op::Binary(op), args, .. } => {
-                let (a, b) = (self.values(args[0])?, self.values(args[1])?);
+                let (a, b) = (self.values(args[0]), self.values(args[1]));
                 let s = self.program.dtype(args[0]).scalar;
                 let each = a.iter().zip(b.iter());
-                Some(each.map(|(a, b)| binary(*op, s, Bits::int(*a), Bits::int(*b)).as_int()).collect())
+                each.map(|(a, b)| binary(*op, s, Bits::int(*a), Bits::int(*b)).as_int()).collect()
             }
-            _ => None,
-        };
-        let found: Option<Values> = found.map(Rc::new);
+            other => unreachable!("{other:?} has no loops"),
+        });
         self.known.insert(reg, found.clone());
         found
     }
@@ -256,5 +256,9 @@ mod tests {
         };
         assert_eq!(left(&over("%8: i64 = Xor %0 %7")), "barrier of 4");
         assert_eq!(left(&over("%10: i64 = Mul %7 %4; %8: i64 = Xor %0 %10")), "barrier");
+        // The second round of l1 is outside; the first of l0 is another group's.
+        let outside = "%10: i64 = Sub %2 %7; %11: i64 = Mul %10 %4; %12: i64 = Add %0 %4; %13: i64 = Sub %12 %11; \
+             %14: i64 = load l1[%13]; %8: i64 = Xor %0 %11";
+        assert_eq!(left(&over(outside)), "barrier");
     }
 }
