@@ -129,6 +129,7 @@ pub enum Op {
     Repeat,
     Extract(u16),
     Stack,
+    /// Vectors, each folded to one lane.
     LaneFold(Fold),
     Fma,
     Dot4,

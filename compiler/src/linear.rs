@@ -98,7 +98,8 @@ pub enum Op {
     Slice(u16),
     /// Scalars become the lanes of a vector.
     Stack,
-    /// All lanes folded to one scalar; a float sum's order is the target's (the interpreter's: from lane 0 on).
+    /// All lanes of each argument folded to one lane; a float sum's order is the target's (the interpreter's: from lane 0
+    /// on).
     Fold(Fold),
     /// `acc + Σ_i a[4l+i]·b[4l+i]` in every lane l; args acc (i32), a (u8), b (i8).
     Dot4,

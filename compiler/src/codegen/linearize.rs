@@ -11,7 +11,7 @@ use crate::hash::{FastSet, IdMap};
 use crate::kernel::{Axis, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
-use crate::scalar::{Binary, Fold};
+use crate::scalar::{Binary, Fold, Unary};
 use std::collections::{HashMap, HashSet};
 
 pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
@@ -532,13 +532,23 @@ impl<'g> Linearizer<'g> {
         free.iter().all(|r| self.scopes.iter().any(|s| s.values.contains_key(r)))
     }
 
-    /// `acc ⊕ body`, with the multiplication or dot product of the body taken into the same instruction.
+    /// `acc ⊕ body`, with the multiplication or dot product of the body taken into the same instruction; the terms of a
+    /// sum of floats one after the other, so that each of them can be.
     fn accumulate(&mut self, fold: Fold, acc: Reg, body: Ex<'g>) -> Reg {
         let t = self.out.dtype(acc);
         let seen = self.scopes.iter().any(|s| s.values.contains_key(&body.id));
+        let floats = fold == Fold::Sum && t.scalar == Scalar::F32 && !seen;
         match body.op() {
-            Op::Binary(Binary::Mul) if fold == Fold::Sum && t.scalar == Scalar::F32 && !seen => {
+            Op::Binary(Binary::Mul) if floats => {
                 let (a, b) = (self.value(body.arg(0)), self.value(body.arg(1)));
+                self.op(t, linear::Op::Fma, &[a, b, acc])
+            }
+            Op::Binary(Binary::Sub) if floats && body.arg(1).op() == Op::Binary(Binary::Mul) => {
+                let acc = self.accumulate(fold, acc, body.arg(0));
+                let (a, b) = (body.arg(1).arg(0), body.arg(1).arg(1));
+                // A number for all lanes comes straight from memory.
+                let (a, b) = if a.op() == Op::Spread { (b, a) } else { (a, b) };
+                let (a, b) = (self.value(a.unary(Unary::Neg)), self.value(b));
                 self.op(t, linear::Op::Fma, &[a, b, acc])
             }
             Op::Dot4 if fold == Fold::Sum && !seen && body.arg(0).as_int() == Some(0) => {

@@ -140,6 +140,11 @@ impl<'g> Vectors<'g, '_> {
         if n.op == Op::Load {
             return self.load(e);
         }
+        if let Op::Fold(fold, k) = n.op
+            && let Some(folded) = self.lane_by_lane(e, fold, k as usize)?
+        {
+            return Ok(folded);
+        }
         let args = e.args().iter().map(|a| self.memo[&a.id].clone()).collect::<Result<Vec<_>, _>>()?;
         let union = args.iter().fold(0, |m, a| m | a.1);
         if let Some(value) = self.quad(e, &args) {
@@ -279,10 +284,9 @@ impl<'g> Vectors<'g, '_> {
         args: &[(Ex<'g>, Mask)],
     ) -> Result<(Ex<'g>, Mask), Illegal> {
         let g = self.g;
-        let own = |r: &Ex<'g>| self.ranges.iter().position(|x| x == r);
         let over = &e.args()[k..];
-        let reduced: Mask = over.iter().filter_map(own).fold(0, |m, i| m | 1 << i);
-        let loops: Vec<Ex> = over.iter().copied().filter(|r| own(r).is_none()).collect();
+        let reduced = self.own(over);
+        let loops: Vec<Ex> = over.iter().copied().filter(|r| self.own(&[*r]) == 0).collect();
         let all = args[..k].iter().fold(reduced, |m, a| m | a.1);
         let rest = all & !reduced;
         if all != 0 && e.dtype() == DType::INDEX {
@@ -296,12 +300,7 @@ impl<'g> Vectors<'g, '_> {
             let bodies = args[..k].iter().map(|&b| self.lift(b, rest)).collect::<Result<Vec<_>, _>>()?;
             return Ok((self.folded(e, fold, bodies, loops, rest), rest));
         }
-        if fold == Fold::Sum
-            && self.lanes(reduced) == 4
-            && reduced > rest
-            && let Some(factors) = e.args()[..k].iter().map(|b| byte_factors(*b)).collect::<Option<Vec<_>>>()
-            && self.caps.dot4
-        {
+        if let Some(factors) = self.by_four(fold, &e.args()[..k], reduced, rest) {
             let zero = g.constant(self.typed(DType::I32, rest), Bits::int(0));
             let mut bodies = vec![];
             for (a, b) in factors {
@@ -317,6 +316,66 @@ impl<'g> Vectors<'g, '_> {
         let bodies = args[..k].iter().map(|&b| self.lift(b, all)).collect::<Result<Vec<_>, _>>()?;
         let partial = self.folded(e, fold, bodies, loops, all);
         Ok((g.make(Op::LaneFold(fold), e.dtype(), &[partial]), 0))
+    }
+
+    /// Which of these are vector ranges.
+    fn own(&self, ranges: &[Ex<'g>]) -> Mask {
+        let at = |r: &Ex<'g>| self.ranges.iter().position(|x| x == r);
+        ranges.iter().filter_map(at).fold(0, |m, i| m | 1 << i)
+    }
+
+    /// The factors of sums of four products of bytes, where the four lie side by side in the lanes.
+    fn by_four(
+        &self,
+        fold: Fold,
+        bodies: &[Ex<'g>],
+        reduced: Mask,
+        rest: Mask,
+    ) -> Option<Vec<(Ex<'g>, Ex<'g>)>> {
+        let fits = self.caps.dot4 && fold == Fold::Sum && self.lanes(reduced) == 4 && reduced > rest;
+        fits.then(|| bodies.iter().map(|b| byte_factors(*b)).collect())?
+    }
+
+    /// A fold along some vector ranges whose result varies over others: every lane of the result is a vector that is
+    /// folded, together with the other lanes' ones. Products by four are none: they leave the other lanes where they are.
+    fn lane_by_lane(&mut self, e: Ex<'g>, fold: Fold, k: usize) -> Result<Option<(Ex<'g>, Mask)>, Illegal> {
+        let args = e.args();
+        let (bodies, over) = args.split_at(k);
+        let reduced = self.own(over);
+        let inside = topo(bodies);
+        let folded: Vec<Ex> = inside
+            .iter()
+            .filter_map(|f| matches!(f.op(), Op::Fold(..)).then(|| f.args()))
+            .flatten()
+            .filter(|r| matches!(r.op(), Op::Range(..)))
+            .collect();
+        let rest = self.own(&inside) & !reduced & !self.own(&folded);
+        let by_four = self.by_four(fold, bodies, reduced, rest).is_some();
+        if reduced == 0 || rest == 0 || by_four || e.arg(0).op() == Op::TileRow {
+            return Ok(None);
+        }
+        let lanes = (0..self.lanes(rest)).map(|lane| {
+            let at = self.places(rest, lane);
+            let own: Vec<Ex> = substitute(bodies, &at).into_iter().map(simplify1).collect();
+            let whole = self.value(self.g.make(e.op(), e.dtype(), &[&own, over].concat()))?.0;
+            match whole.op() {
+                Op::LaneFold(_) => Ok(whole.arg(0)),
+                op => refuse!("{op:?} instead of lanes to fold"),
+            }
+        });
+        let lanes = lanes.collect::<Result<Vec<_>, Illegal>>()?;
+        Ok(Some((self.g.make(Op::LaneFold(fold), self.typed(e.dtype(), rest), &lanes), rest)))
+    }
+
+    /// Where a lane of these ranges is.
+    fn places(&self, m: Mask, lane: i64) -> HashMap<Id, Ex<'g>> {
+        let mut rest = lane;
+        let place = |i: usize| {
+            let at = self.g.int(rest % self.size(i));
+            rest /= self.size(i);
+            (self.ranges[i].id, at)
+        };
+        self.members(m).rev().map(place).collect()
     }
 
     /// The bodies folded over what loops are left.
@@ -402,13 +461,7 @@ impl<'g> Vectors<'g, '_> {
         let value = self.lift(value, all)?;
         let gate = gate.map(|x| self.lift(x, all)).transpose()?;
         for lane in 0..self.lanes(all) {
-            let mut rest = lane;
-            let mut at: HashMap<Id, Ex> = HashMap::new();
-            for i in self.members(all).rev() {
-                at.insert(self.ranges[i].id, g.int(rest % self.size(i)));
-                rest /= self.size(i);
-            }
-            let index = simplify1(substitute(&[args[1]], &at)[0]);
+            let index = simplify1(substitute(&[args[1]], &self.places(all, lane))[0]);
             if topo(&[index]).iter().any(|e| e.op() == Op::Load) && self.value(index)?.1 != 0 {
                 refuse!("a scattered index is not worth a vector");
             }

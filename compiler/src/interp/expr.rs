@@ -133,8 +133,9 @@ impl<'a, 'e> Evaluation<'a, 'e> {
             Op::Extract(lane) => vec![arg(0)[lane as usize]],
             Op::Stack => each(&|l| arg(l)[0]),
             Op::LaneFold(f) => {
-                let folded = arg(0).iter().copied().reduce(|a, b| scalar::binary(f.binary(), from, a, b));
-                vec![folded.expect("a vector has lanes")]
+                let folded =
+                    |v: &[Bits]| v.iter().copied().reduce(|a, b| scalar::binary(f.binary(), from, a, b));
+                each(&|l| folded(arg(l)).expect("a vector has lanes"))
             }
             Op::Dot4 => each(&|l| dot(arg(0)[l], &arg(1)[4 * l..4 * l + 4], &arg(2)[4 * l..4 * l + 4])),
             Op::Pairs => each(&|l| scalar::pair(arg(l % 2)[l / 2])),

@@ -417,8 +417,9 @@ impl<'a> Machine<'a> {
             Op::Slice(first) => result.extend_from_slice(&arg(0)[first as usize..][..lanes]),
             Op::Stack => result.extend(args.iter().map(|a| self.scalar(*a, t))),
             Op::Fold(f) => {
-                let folded = arg(0).iter().copied().reduce(|x, y| scalar::binary(f.binary(), from, x, y));
-                result.push(folded.expect("verified: at least one lane"));
+                let folded =
+                    |v: &[Bits]| v.iter().copied().reduce(|x, y| scalar::binary(f.binary(), from, x, y));
+                result.extend((0..lanes).map(|l| folded(arg(l)).expect("verified: at least one lane")));
             }
             Op::Dot4 => {
                 for (l, acc) in arg(0).iter().enumerate() {

@@ -6,7 +6,7 @@
 mod gpu;
 
 use super::keep::interleaved;
-use super::tiles::sums_tiles;
+use super::tiles::{multiple, sums_tiles};
 use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
 use crate::dtype::DType;
@@ -184,7 +184,8 @@ impl<'g> Proposal<'g, '_> {
         match best {
             Some((_, i)) => {
                 self.put(Action::Vector, i, wide);
-                self.share(stage, i);
+                let row = self.fold_side_by_side(stage, store, i);
+                self.share(stage, i, row);
             }
             None if wide_numbers(store) => {}
             None if store.dtype().bytes() == 1 => self.move_bytes(stage, store),
@@ -211,10 +212,19 @@ impl<'g> Proposal<'g, '_> {
         }
     }
 
+    /// Sums along lanes are folded a few at a time, where their results lie side by side; gives the axis along which.
+    fn fold_side_by_side(&mut self, stage: usize, store: Ex<'g>, lanes: usize) -> Option<usize> {
+        let beside = |a: &Axis<'g>| affine(store.arg(1), &[a.range]).is_some_and(|(_, s)| s[0] == 1);
+        let reduces = matches!(self.s.axes[lanes].role, Role::Reduce(_));
+        let (row, a) = self.outs(stage).into_iter().find(|(_, a)| reduces && beside(a))?;
+        let n = [SIDE, 2].into_iter().find(|n| multiple(a.range.arg(0), *n))?;
+        self.put(Action::Vector, row, n as usize).then_some(row)
+    }
+
     /// A few outputs whose sums read the same numbers, as heads do that share a row of the cache: a register tile. Where
     /// the outputs in `lanes` share the rest, as columns share the heads' weights, the tile has both, and heads that found
-    /// no room in it follow while what they share is cached.
-    fn share(&mut self, stage: usize, lanes: usize) {
+    /// no room in it follow while what they share is cached. Along `row` each head has several sums already.
+    fn share(&mut self, stage: usize, lanes: usize, row: Option<usize>) {
         let stages = &self.s.kernel.stages;
         let (single, loads) = (stages.len() == 1, summed(stages[stage].store));
         let wide = self.caps.vector_bytes == 64;
@@ -231,10 +241,14 @@ impl<'g> Proposal<'g, '_> {
             }
             return;
         }
-        let most = if wide { 24 } else { 8 };
+        let most = if wide { 24 } else { 8 } / if row.is_some() { SIDE } else { 1 };
         let tile = divisor(n, most.min(16));
-        if tile > 1 && self.put(Action::Upcast, i, tile as usize) && n <= most {
-            self.put(Action::Upcast, i, 0);
+        if tile > 1 && self.put(Action::Upcast, i, tile as usize) {
+            if n <= most {
+                self.put(Action::Upcast, i, 0);
+            } else if let Some(row) = row.filter(|r| i < *r) {
+                self.put(Action::Swap, i, row);
+            }
         }
     }
 
@@ -388,6 +402,8 @@ fn lane_score(store: Ex, axis: &Axis) -> i64 {
         score += match e.op() {
             Op::Load if reads(e.arg(1), axis.range) => match stride(e.arg(1)) {
                 Some(1) => 2,
+                // Nothing gathers bytes.
+                _ if e.dtype().bytes() == 1 => -8,
                 _ => -3,
             },
             _ => 0,

@@ -261,7 +261,7 @@ impl<'g> Scheduled<'g> {
             Action::Unroll if n > 64 => refuse!("{opt}: too many copies"),
             Action::Unroll => self.split(opt.axis as usize, n, Kind::Unroll, false),
             Action::Vector if !(n as u64).is_power_of_two() || n > 64 => refuse!("{opt}: not a vector width"),
-            Action::Vector if self.axes.iter().any(|a| self.is_vector(a) && overlap(a.role, axis.role)) => {
+            Action::Vector if self.axes.iter().any(|a| self.is_vector(a) && alike(a.role, axis.role)) => {
                 refuse!("{opt}: the stage has a vector axis")
             }
             Action::Vector => self.split(opt.axis as usize, n, Kind::Vector, false),
@@ -590,6 +590,12 @@ fn overlap(a: Role, b: Role) -> bool {
         (Role::Row, _) | (_, Role::Row) => true,
         (Role::Out(x) | Role::Reduce(x), Role::Out(y) | Role::Reduce(y)) => x == y,
     }
+}
+
+/// Are both outputs of a stage, or both reductions?
+fn alike(a: Role, b: Role) -> bool {
+    let reduces = |r: Role| matches!(r, Role::Reduce(_));
+    overlap(a, b) && reduces(a) == reduces(b)
 }
 
 fn position(list: &[Ex], e: Ex) -> Option<usize> {

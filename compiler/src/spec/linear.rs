@@ -248,10 +248,10 @@ pub(super) fn operation(op: &Op, dst: DType, args: &[DType]) -> Check {
     let arity = match op {
         Op::Const(_) | Op::Symbol(_) | Op::Grid | Op::Thread | Op::Iota => 0,
         Op::Unary(_) | Op::Cast | Op::Bitcast | Op::Spread | Op::Repeat => 1,
-        Op::Extract(_) | Op::Slice(_) | Op::Fold(_) | Op::Lookup(_) => 1,
+        Op::Extract(_) | Op::Slice(_) | Op::Lookup(_) => 1,
         Op::Binary(_) | Op::Pairs => 2,
         Op::Fma | Op::Where | Op::Dot4 => 3,
-        Op::Stack => dst.lanes as usize,
+        Op::Stack | Op::Fold(_) => dst.lanes as usize,
     };
     ensure(args.len() == arity, || format!("takes {arity} arguments, not {}", args.len()))?;
     let all_are = |t: DType| ensure(args.iter().all(|a| *a == t), || format!("takes {t}"));
@@ -301,8 +301,9 @@ pub(super) fn operation(op: &Op, dst: DType, args: &[DType]) -> Check {
         }
         Op::Stack => all_are(dst.with_lanes(1)),
         Op::Fold(fold) => {
+            all_are(args[0])?;
             takes(fold.binary().takes(args[0].scalar), args[0].scalar)?;
-            gives(args[0].with_lanes(1))
+            gives(args[0].with_lanes(dst.lanes))
         }
         Op::Dot4 => {
             gives(DType::I32.with_lanes(dst.lanes))?;

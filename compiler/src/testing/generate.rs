@@ -207,6 +207,11 @@ impl Generator<'_> {
         self.interval[r.0 as usize]
     }
 
+    fn all_of(&self, args: &[Reg]) -> Interval {
+        let both = |a: Interval, b: Interval| (a.0.min(b.0), a.1.max(b.1));
+        args.iter().map(|a| self.of(*a)).reduce(both).unwrap_or(ANY)
+    }
+
     /// A constant for the step's own use: not in scope.
     fn int(&mut self, t: DType, v: i64) -> Reg {
         self.program.op(t, Op::Const(Bits::int(v)), &[])
@@ -439,9 +444,8 @@ impl Generator<'_> {
                 return;
             }
         };
-        let all = args.iter().map(|a| self.of(*a)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
         let r = self.program.op(out, op, &args);
-        self.defined(r, all.unwrap_or(ANY));
+        self.defined(r, self.all_of(&args));
     }
 
     /// An operand that any order of folding gives the same result for.
@@ -456,11 +460,11 @@ impl Generator<'_> {
         }
     }
 
-    /// Notes the result of a fold of `a`.
-    fn fold_result(&mut self, r: Reg, fold: Fold, a: Reg) {
+    /// Notes the result of folding these.
+    fn fold_result(&mut self, r: Reg, fold: Fold, args: &[Reg]) {
         let is_float = self.program.dtype(r).is_float();
         match fold {
-            Fold::Max | Fold::Min if is_float => self.unsigned_zero(r, self.of(a)),
+            Fold::Max | Fold::Min if is_float => self.unsigned_zero(r, self.all_of(args)),
             _ => self.defined(r, ANY),
         };
     }
@@ -468,9 +472,11 @@ impl Generator<'_> {
     fn fold(&mut self) {
         let fold = *self.rng.choose(&Fold::ALL);
         let Some(t) = self.dtype(|s| fold.binary().takes(s)) else { return };
-        let a = self.folded(fold, t);
-        let r = self.program.op(t.with_lanes(1), Op::Fold(fold), &[a]);
-        self.fold_result(r, fold, a);
+        let n = *self.rng.choose(&[1, 1, 2, 3, 4, 8, 16]);
+        let n = if n * t.scalar.bytes() <= self.caps.vector_bytes as usize { n } else { 1 };
+        let args: Vec<Reg> = (0..n).map(|_| self.folded(fold, t)).collect();
+        let r = self.program.op(t.with_lanes(n as u16), Op::Fold(fold), &args);
+        self.fold_result(r, fold, &args);
     }
 
     fn dot4(&mut self) {

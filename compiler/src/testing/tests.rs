@@ -81,10 +81,14 @@ fn perturbed(p: &Linear) -> Linear {
         let flag = DType::BOOL.with_lanes(t.lanes);
         match op {
             Op::Fold(_) => {
-                let lanes: Vec<Reg> =
-                    (0..from.lanes).rev().map(|l| q.op(t, Op::Extract(l), &args[..1])).collect();
-                let reversed = q.op(from, Op::Stack, &lanes);
-                q.code.push(Inst::Op { dst: *dst, op: *op, args: vec![reversed] });
+                let one = t.with_lanes(1);
+                let reversed = args.iter().map(|a| {
+                    let lanes: Vec<Reg> =
+                        (0..from.lanes).rev().map(|l| q.op(one, Op::Extract(l), &[*a])).collect();
+                    q.op(from, Op::Stack, &lanes)
+                });
+                let args = reversed.collect();
+                q.code.push(Inst::Op { dst: *dst, op: *op, args });
             }
             Op::Binary(Binary::Max | Binary::Min) if t.is_float() => {
                 let swapped = q.op(t, *op, &[args[1], args[0]]);

@@ -101,7 +101,10 @@ impl Emitter<'_> {
                     v.concat().into_iter().map(|p| if wide { self.asm.wide(p) } else { p }).collect();
                 self.pack(&all, t)
             }
-            Op::Fold(f) => self.fold(f, &v[0], from),
+            Op::Fold(f) => {
+                let all: Vec<_> = v.iter().flat_map(|v| self.fold(f, v, from)).collect();
+                if lanes == 1 { all } else { self.pack(&all, t) }
+            }
             Op::Dot4 => {
                 (0..lanes).map(|l| self.asm.r("dp4a.u32.s32", &[v[1][l], v[2][l], v[0][l]])).collect()
             }

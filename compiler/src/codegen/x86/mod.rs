@@ -6,6 +6,7 @@
 mod asm;
 mod cast;
 mod emit;
+mod fold;
 mod lower;
 mod mach;
 mod mask;

@@ -192,10 +192,45 @@ impl Lower<'_> {
                     }
                 };
             }
+            Some(c) if c > 0 => {
+                let q = self.divide_by(x, c);
+                if op == Binary::Div {
+                    return q;
+                }
+                let whole = match i32::try_from(c) {
+                    Ok(_) => self.int_def(M::Imul, Size::B8, &[Arg::Use(q, Size::B8), Arg::Imm(c)]),
+                    Err(_) => {
+                        let c = self.imm(c);
+                        self.int_tied(M::Imul, Size::B8, q, Arg::Use(c, Size::B8))
+                    }
+                };
+                return self.int_tied(M::Sub, Size::B8, x, Arg::Use(whole, Size::B8));
+            }
             _ => {}
         }
         let y = self.reg(by);
         self.divide_registers(op, x, y, constant.is_some_and(|c| c != 0 && c != -1))
+    }
+
+    /// By a positive constant that is no power of two: a multiplication with its reciprocal. A negative number x is
+    /// divided as -1 - x is, which rounds down where that rounds up.
+    fn divide_by(&mut self, x: VReg, c: i64) -> VReg {
+        let b8 = |v| Arg::Use(v, Size::B8);
+        // Of 63 bits and those of c, rounded up: exact for every number of 63 bits.
+        let shift = 64 - c.leading_zeros();
+        let reciprocal = (1u128 << (63 + shift)).div_ceil(c as u128) as u64;
+        let sign = self.int_tied(M::Sar, Size::B8, x, Arg::Imm(63));
+        let size = self.int_tied(M::Xor, Size::B8, x, b8(sign));
+        let reciprocal = self.imm(reciprocal as i64);
+        let [high, low] = std::array::from_fn(|_| self.int());
+        self.func.push(
+            Opcode::Op(M::Mulx),
+            vec![Arg::Def(high, Size::B8), Arg::Def(low, Size::B8), b8(reciprocal)],
+            None,
+            &[Operand::reg_fixed_use(size, gpr(2))],
+        );
+        let q = self.int_tied(M::Shr, Size::B8, high, Arg::Imm(shift as i64 - 1));
+        self.int_tied(M::Xor, Size::B8, q, b8(sign))
     }
 
     /// `safe`: the divisor is known to be neither 0 nor -1.

@@ -1,10 +1,10 @@
-//! Operations that move lanes: spread, repeat, extract, slice, stack, fold and table lookup.
+//! Operations that move lanes: spread, repeat, extract, slice, stack and table lookup.
 
 use super::lower::{Cached, Lower, lane_mask, splat};
 use super::mach::{Address, Arg, Size};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::linear::Reg;
-use crate::scalar::{Binary, Fold};
+use crate::scalar::Binary;
 use iced_x86::Mnemonic as M;
 use regalloc2::VReg;
 
@@ -44,21 +44,23 @@ impl Lower<'_> {
             let order = self.constant_at(&order);
             return self.vec_def(M::Vpshufb, size, &[Arg::Use(v, size), Arg::Mem(order)]);
         }
-        let words = |l: &mut Self, word: &dyn Fn(usize) -> usize| {
-            let order: Vec<u8> = (0..size.bytes() / 4).flat_map(|w| (word(w) as u32).to_le_bytes()).collect();
-            let order = l.constant_at(&order);
-            let order = l.vec_def(M::Vmovups, size, &[Arg::Mem(order)]);
-            l.vec_def(M::Vpermd, size, &[Arg::Use(order, size), Arg::Use(v, size)])
-        };
         if element >= 4 {
-            return words(self, &|w| byte(4 * w) / 4);
+            return self.words(v, size, |w| byte(4 * w) / 4);
         }
         // The 16 bytes of a part come from 8 source bytes: both halves of the part get them, then bytes are placed.
         let eight = |part: usize| byte(16 * part) / 8;
-        let near = words(self, &|w| 2 * eight(w / 4) + w % 2);
+        let near = self.words(v, size, |w| 2 * eight(w / 4) + w % 2);
         let order: Vec<u8> = (0..size.bytes()).map(|b| (byte(b) - 8 * eight(b / 16)) as u8).collect();
         let order = self.constant_at(&order);
         self.vec_def(M::Vpshufb, size, &[Arg::Use(near, size), Arg::Mem(order)])
+    }
+
+    /// Each word of four bytes from the word of `v` that `word` says; more than 16 bytes of them.
+    pub fn words(&mut self, v: VReg, size: Size, word: impl Fn(usize) -> usize) -> VReg {
+        let order: Vec<u8> = (0..size.bytes() / 4).flat_map(|w| (word(w) as u32).to_le_bytes()).collect();
+        let order = self.constant_at(&order);
+        let order = self.vec_def(M::Vmovups, size, &[Arg::Mem(order)]);
+        self.vec_def(M::Vpermd, size, &[Arg::Use(order, size), Arg::Use(v, size)])
     }
 
     pub fn repeat(&mut self, at: usize, t: DType, from: Reg) -> VReg {
@@ -143,7 +145,7 @@ impl Lower<'_> {
         }
     }
 
-    fn extract_lane(&mut self, s: Scalar, size: Size, v: VReg, lane: usize) -> VReg {
+    pub fn extract_lane(&mut self, s: Scalar, size: Size, v: VReg, lane: usize) -> VReg {
         let per_part = 16 / s.bytes();
         let v = self.part(v, size, lane / per_part);
         let (x, lane) = (Arg::Use(v, Size::X), lane % per_part);
@@ -238,24 +240,6 @@ impl Lower<'_> {
             });
         }
         whole.expect("a vector has lanes")
-    }
-
-    pub fn fold(&mut self, f: Fold, from: Reg) -> VReg {
-        let t = self.p.dtype(from);
-        let mut v = self.reg(from);
-        let mut lanes = t.lanes;
-        if lanes == 1 {
-            return v;
-        }
-        assert!(t.scalar != Scalar::Bool, "bools do not fold");
-        while lanes > 1 {
-            lanes /= 2;
-            let half = t.with_lanes(lanes);
-            let high = self.high_half(v, 2 * half.bytes());
-            let high = Arg::Use(high, Size::vector(half.bytes()));
-            v = self.vector_binary(f.binary(), half, v, high);
-        }
-        self.extract_lane(t.scalar, Size::X, v, 0)
     }
 
     /// The upper half of a vector of so many bytes.

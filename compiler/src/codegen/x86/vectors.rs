@@ -43,7 +43,7 @@ impl Lower<'_> {
             Op::Extract(lane) => self.extract(self.p.dtype(args[0]), args[0], lane as usize),
             Op::Slice(first) => self.slice(t, args[0], first as usize),
             Op::Stack => self.stack(t, args),
-            Op::Fold(f) => self.fold(f, args[0]),
+            Op::Fold(f) => self.folds(f, t, args),
             Op::Dot4 => self.dot4(at, t, args),
             Op::Lookup(table) => self.lookup(t, table, args[0]),
             Op::Pairs => self.pairs(args),

@@ -258,9 +258,11 @@ impl Cases {
                 for fold in [Fold::Sum, Fold::Max, Fold::Min].into_iter().filter(|f| f.binary().takes(s)) {
                     // The order of a float sum is open.
                     let bound = if s.is_float() { 1e-5 } else { 0.0 };
-                    self.elementwise(format!("fold{fold:?}_{t}"), &[any], bound, |p, x| {
-                        p.op(s.into(), Op::Fold(fold), x)
-                    });
+                    for n in [1, 2, 3, 4, 8, 16].into_iter().filter(|n| n * s.bytes() <= 64) {
+                        self.elementwise(format!("fold{fold:?}_{t}_{n}"), &vec![any; n], bound, |p, x| {
+                            p.op(s.vec(n as u16), Op::Fold(fold), x)
+                        });
+                    }
                 }
             }
         }

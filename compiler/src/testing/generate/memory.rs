@@ -186,7 +186,7 @@ impl Generator<'_> {
                 let width = 1 << self.rng.below(most.ilog2() as usize + 1);
                 let dst = self.program.reg(t);
                 self.program.code.push(Inst::LaneReduce { dst, fold, src, width });
-                self.fold_result(dst, fold, src);
+                self.fold_result(dst, fold, &[src]);
             }
             _ => {}
         }
