@@ -11,7 +11,7 @@ use crate::hash::{FastSet, IdMap};
 use crate::kernel::{Axis, Scheduled};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
-use crate::scalar::{Binary, Fold, Unary};
+use crate::scalar::{Binary, Fold};
 use std::collections::{HashMap, HashSet};
 
 pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
@@ -543,12 +543,9 @@ impl<'g> Linearizer<'g> {
                 let (a, b) = (self.value(body.arg(0)), self.value(body.arg(1)));
                 self.op(t, linear::Op::Fma, &[a, b, acc])
             }
-            Op::Binary(Binary::Sub) if floats && body.arg(1).op() == Op::Binary(Binary::Mul) => {
-                let acc = self.accumulate(fold, acc, body.arg(0));
-                let (a, b) = (body.arg(1).arg(0), body.arg(1).arg(1));
-                // A number for all lanes comes straight from memory.
-                let (a, b) = if a.op() == Op::Spread { (b, a) } else { (a, b) };
-                let (a, b) = (self.value(a.unary(Unary::Neg)), self.value(b));
+            Op::Fma if floats => {
+                let acc = self.accumulate(fold, acc, body.arg(2));
+                let (a, b) = (self.value(body.arg(0)), self.value(body.arg(1)));
                 self.op(t, linear::Op::Fma, &[a, b, acc])
             }
             Op::Dot4 if fold == Fold::Sum && !seen && body.arg(0).as_int() == Some(0) => {

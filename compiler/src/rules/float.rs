@@ -32,6 +32,8 @@ rules! { pub FLOAT for F32:
 rules! { pub FUSE_FMA for F32:
     mul_add:      (Add (Mul a b) c)                         => fma(a, b, c);
     add_mul:      (Add c (Mul a b))                         => fma(a, b, c);
+    sub_mul:      (Sub c (Mul a b))                         => minus(a, b, c);
+    mul_sub:      (Sub (Mul a b) c)                         => fma(a, b, c.unary(Unary::Neg));
 }
 
 /// A constant of `x`'s type.
@@ -42,6 +44,13 @@ pub fn real(x: Ex<'_>, v: f32) -> Ex<'_> {
 /// `a·b + c`, rounded once.
 pub fn fma<'g>(a: Ex<'g>, b: Ex<'g>, c: Ex<'g>) -> Ex<'g> {
     a.g.make(Op::Fma, a.dtype(), &[a, b, c])
+}
+
+/// `c - a·b`, rounded once. The factor that is not the same number in all lanes is negated: the other may come straight
+/// from memory.
+fn minus<'g>(a: Ex<'g>, b: Ex<'g>, c: Ex<'g>) -> Ex<'g> {
+    let (a, b) = if a.op() == Op::Spread { (b, a) } else { (a, b) };
+    fma(a.unary(Unary::Neg), b, c)
 }
 
 /// Powers of two whose reciprocal is a normal number.
@@ -70,5 +79,8 @@ mod tests {
         assert_eq!(fuse(c + a * b), fma(a, b, c));
         assert_eq!(fuse(a * b + c * a), fma(a, b, c * a));
         assert_eq!(fuse((a + b) * c), (a + b) * c);
+        let minus = |x: Ex<'_>| g.ex(x.id).unary(Unary::Neg);
+        assert_eq!(fuse(a * b - c), fma(a, b, minus(c)));
+        assert_eq!(fuse(a * b - c * a), fma(minus(c), a, a * b));
     }
 }
