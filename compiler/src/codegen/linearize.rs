@@ -392,7 +392,6 @@ impl<'g> Linearizer<'g> {
                     && n.dtype.scalar.bytes() == 1
                     && n.dtype.lanes >= 32
                     && self.scopes.len() > 1
-                    && gate.is_none()
                 {
                     let offset = offset + self.prefetch;
                     self.push(Inst::Prefetch { mem, index, offset, gate: None });
