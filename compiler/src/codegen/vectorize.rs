@@ -343,12 +343,11 @@ impl<'g> Vectors<'g, '_> {
         let (bodies, over) = args.split_at(k);
         let reduced = self.own(over);
         let inside = topo(bodies);
-        let folded: Vec<Ex> = inside
-            .iter()
-            .filter_map(|f| matches!(f.op(), Op::Fold(..)).then(|| f.args()))
-            .flatten()
-            .filter(|r| matches!(r.op(), Op::Range(..)))
-            .collect();
+        let over_inside = inside.iter().filter_map(|f| match f.op() {
+            Op::Fold(_, n) => Some(f.args().split_off(n as usize)),
+            _ => None,
+        });
+        let folded: Vec<Ex> = over_inside.flatten().collect();
         let rest = self.own(&inside) & !reduced & !self.own(&folded);
         let by_four = self.by_four(fold, bodies, reduced, rest).is_some();
         if reduced == 0 || rest == 0 || by_four || e.arg(0).op() == Op::TileRow {
