@@ -95,15 +95,10 @@ impl Emitter<'_> {
             Op::Slice(at) => {
                 self.select(&v[0], from, &(0..lanes).map(|l| at as usize + l).collect::<Vec<_>>())
             }
-            Op::Stack => {
-                let wide = t.scalar == Scalar::I64 && lanes > 1;
-                let all: Vec<_> =
-                    v.concat().into_iter().map(|p| if wide { self.asm.wide(p) } else { p }).collect();
-                self.pack(&all, t)
-            }
+            Op::Stack => self.stack(v.concat(), t),
             Op::Fold(f) => {
                 let all: Vec<_> = v.iter().flat_map(|v| self.fold(f, v, from)).collect();
-                if lanes == 1 { all } else { self.pack(&all, t) }
+                if lanes == 1 { all } else { self.stack(all, t) }
             }
             Op::Dot4 => {
                 (0..lanes).map(|l| self.asm.r("dp4a.u32.s32", &[v[1][l], v[2][l], v[0][l]])).collect()

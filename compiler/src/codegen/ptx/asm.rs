@@ -172,7 +172,11 @@ impl Asm {
     }
     /// The low 32 bits of an index.
     pub fn low(&mut self, p: Piece) -> Piece {
-        if let Piece::D(_) = p { self.r("cvt.u32.u64", &[p]) } else { p }
+        match p {
+            Piece::D(_) => self.r("cvt.u32.u64", &[p]),
+            Piece::Imm(v) => Piece::int(v as i32 as i64),
+            _ => p,
+        }
     }
     /// Copies into an existing register of the same class.
     pub fn copy(&mut self, dst: Piece, src: Piece) {

@@ -217,6 +217,13 @@ impl Emitter<'_> {
         if from.lanes == 1 { vec![self.normalise(to.scalar, words[0])] } else { words }
     }
 
+    /// A vector of these lanes.
+    pub(super) fn stack(&mut self, lanes: Vec<Piece>, t: DType) -> Vec<Piece> {
+        let wide = t.scalar == Scalar::I64 && t.lanes > 1;
+        let all: Vec<_> = lanes.into_iter().map(|p| if wide { self.asm.wide(p) } else { p }).collect();
+        self.pack(&all, t)
+    }
+
     pub(super) fn fold(&mut self, fold: Fold, v: &[Piece], t: DType) -> Vec<Piece> {
         let mut lanes = self.unpack(v, t);
         while lanes.len() > 1 {
