@@ -353,6 +353,9 @@ impl<'g> Vectors<'g, '_> {
         if reduced == 0 || rest == 0 || by_four || e.arg(0).op() == Op::TileRow {
             return Ok(None);
         }
+        if self.typed(e.dtype(), rest).bytes() > self.caps.vector_bytes as usize {
+            refuse!("more folds than a vector has lanes");
+        }
         let lanes = (0..self.lanes(rest)).map(|lane| {
             let at = self.places(rest, lane);
             let own: Vec<Ex> = substitute(bodies, &at).into_iter().map(simplify1).collect();

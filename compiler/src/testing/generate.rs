@@ -472,7 +472,7 @@ impl Generator<'_> {
     fn fold(&mut self) {
         let fold = *self.rng.choose(&Fold::ALL);
         let Some(t) = self.dtype(|s| fold.binary().takes(s)) else { return };
-        let n = *self.rng.choose(&[1, 1, 2, 3, 4, 8, 16]);
+        let n = *self.rng.choose(&[1, 1, 2, 4, 8, 16]);
         let n = if n * t.scalar.bytes() <= self.caps.vector_bytes as usize { n } else { 1 };
         let args: Vec<Reg> = (0..n).map(|_| self.folded(fold, t)).collect();
         let r = self.program.op(t.with_lanes(n as u16), Op::Fold(fold), &args);
