@@ -2,7 +2,7 @@
 //!
 //! In: vectors of one type. Out: a vector with a lane for each, its fold. Every step halves what is left of a vector by
 //! folding one half into the other. Where there are several, two share a step: the first halves of both side by side, and
-//! the second ones, so that 16 sums of 16 lanes take 46 instructions and not 144.
+//! the second ones, so that 16 sums of 16 lanes take 47 instructions; one by one it is 128 and putting them together.
 
 use super::lower::Lower;
 use super::mach::{Arg, Size};
@@ -75,17 +75,15 @@ impl Lower<'_> {
         (v, (0..words).map(owner).collect())
     }
 
-    /// Every half folded with the other one of its group.
+    /// Every half folded with the other one of its group: of vectors that two at least have been folded into before.
     fn one_halved(&mut self, f: Fold, t: DType, half: usize, a: &Part) -> Part {
         let size = Size::vector(t.bytes());
         let v = Arg::Use(a.0, size);
-        let other = match (half, size) {
-            (8, _) => self.vec_def(M::Vshufi64x2, size, &[v, v, Arg::Imm(0x4e)]),
-            (4, Size::Z) => self.vec_def(M::Vshufi32x4, size, &[v, v, Arg::Imm(0xb1)]),
-            (4, _) if self.features.avx512 => self.vec_def(M::Vshufi32x4, size, &[v, v, Arg::Imm(1)]),
-            (4, _) => self.vec_def(M::Vperm2i128, size, &[v, v, Arg::Imm(1)]),
-            (2, _) => self.vec_def(M::Vpshufd, size, &[v, Arg::Imm(0x4e)]),
-            _ => self.vec_def(M::Vpshufd, size, &[v, Arg::Imm(0xb1)]),
+        let other = match half {
+            4 => self.vec_def(M::Vshufi32x4, size, &[v, v, Arg::Imm(0xb1)]),
+            2 => self.vec_def(M::Vpshufd, size, &[v, Arg::Imm(0x4e)]),
+            1 => self.vec_def(M::Vpshufd, size, &[v, Arg::Imm(0xb1)]),
+            n => unreachable!("halves of {n} words have come in pairs"),
         };
         (self.vector_binary(f.binary(), t, a.0, Arg::Use(other, size)), a.1.clone())
     }
