@@ -48,7 +48,7 @@ const SCORES: i64 = 1 << 30;
 pub enum Reach {
     /// Those of one sequence that follow each other; row i of the cache is position i.
     Whole,
-    /// The same, in pages.
+    /// Those of a few sequences, whose pages are one table.
     Paged,
     /// Each has a position and pages of its own.
     Apart,
@@ -74,7 +74,9 @@ pub struct Paging<'g> {
     pub slots: Tensor<'g>,
     /// Each token's position, `[T]`.
     pub positions: Tensor<'g>,
-    /// The pages that hold the positions in order, `[pages]` of one sequence or `[T, pages]`.
+    /// Where its sequence begins in a table of several, `[T]`.
+    pub starts: Tensor<'g>,
+    /// The pages that hold the positions in order, `[pages]` of one sequence after the other or `[T, pages]`.
     pub table: Tensor<'g>,
 }
 
@@ -82,7 +84,7 @@ pub struct Paging<'g> {
 pub struct Place<'g> {
     /// Number of tokens.
     pub tokens: i64,
-    /// Position of the first.
+    /// Position of the first; in a table of several sequences token i sees nothing behind `pos + i`.
     pub pos: Ex<'g>,
     /// Blocks of the cache that hold all positions up to the last, and the positions of one.
     pub blocks: Ex<'g>,
@@ -113,6 +115,7 @@ impl<'g> Place<'g> {
         let paging = (reach != Reach::Whole).then(|| Paging {
             slots: g.input("slots", DType::I32, [tokens]),
             positions: g.input("positions", DType::I32, [tokens]),
+            starts: g.input("starts", DType::I32, [tokens]),
             table: match reach {
                 Reach::Apart => g.input("table", DType::I32, [g.int(tokens), pages]),
                 _ => g.input("table", DType::I32, [pages]),
@@ -137,8 +140,8 @@ impl<'g> Place<'g> {
         let n = x.size(-1);
         let turning = 2 * self.cos.size(-1);
         let here = |t: Tensor<'g>| match &self.paging {
-            Some(p) if self.reach == Reach::Apart => t.gather(p.positions).unsqueeze(1),
-            _ => t.slice_dim(0, self.pos, x.dims()[0]).unsqueeze(1),
+            Some(p) => t.gather(p.positions).unsqueeze(1),
+            None => t.slice_dim(0, self.pos, x.dims()[0]).unsqueeze(1),
         };
         let turned = ops::rope(x.slice(-1, 0..turning), here(self.cos), here(self.sin), style);
         if turning == n { turned } else { Tensor::concat(&[turned, x.slice(-1, turning..n)], -1) }
@@ -161,14 +164,16 @@ impl<'g> Place<'g> {
     /// Scores `[T, .., L]`, or with the tokens on another axis, of the positions `key` that each token may see; they are
     /// those of the tokens from `first` on.
     fn masked(&self, scores: Tensor<'g>, key: Tensor<'g>, axis: usize, first: i64) -> Tensor<'g> {
-        let (g, tokens) = (scores.graph(), scores.dims()[axis]);
-        let query = match &self.paging {
-            Some(p) if self.reach == Reach::Apart => p.positions,
-            _ => g.iota_dim(tokens) + g.scalar(self.pos + first).cast(Scalar::I32),
+        let (g, tokens) = (scores.graph(), scores.size(axis as isize));
+        let along = |t: Tensor<'g>| (axis + 1..scores.rank()).fold(t, |t, _| t.unsqueeze(-1));
+        let own = |t: Tensor<'g>| along(t.slice(0, first..first + tokens));
+        let visible = match &self.paging {
+            Some(p) if self.reach == Reach::Apart => key.le(along(p.positions)),
+            Some(p) => own(p.starts).le(key) & key.le(own(p.starts + p.positions)),
+            None => key.le(along(g.iota(tokens) + g.scalar(self.pos + first).cast(Scalar::I32))),
         };
-        let query = (axis + 1..scores.rank()).fold(query, |q, _| q.unsqueeze(-1));
         // Far below any score; minus infinity would make a row of nothing else undefined.
-        key.le(query).select(scores, (-1e30).tensor(scores))
+        visible.select(scores, (-1e30).tensor(scores))
     }
 
     /// The softmax of such scores over all positions: what is in proportion to it, and the factor that is missing.

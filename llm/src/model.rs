@@ -112,8 +112,8 @@ pub struct Model {
     pub(crate) cos: Slice,
     pub(crate) sin: Slice,
     pub(crate) ids: Slice,
-    /// What a step in pages is told: slots, positions and table, behind `ids` in one buffer.
-    pub(crate) paging: [Slice; 3],
+    /// What a step in pages is told: slots, positions, starts and table, behind `ids` in one buffer.
+    pub(crate) paging: [Slice; 4],
     /// The residual stream, before and after a layer.
     pub(crate) stream: [Slice; 2],
     /// After the final norm.

@@ -20,8 +20,11 @@ const BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Tokens that are computed as one is, whatever the device.
 const FEW: usize = 8;
 
-/// Most tokens of a prompt in one step, so that answers beside it keep flowing.
+/// Most tokens of prompts in one step, so that answers beside them keep flowing.
 const PROMPT: usize = 256;
+
+/// Most positions of prompts that share a plan: each token's scores are taken against all of them.
+const JOINT: usize = 1024;
 
 /// One token of a sequence.
 #[derive(Clone, Copy, Debug)]
@@ -32,20 +35,41 @@ pub struct Row<'a> {
     pub table: &'a [u32],
 }
 
+/// Tokens of a sequence that follow each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch<'a> {
+    pub tokens: &'a [u32],
+    /// Where the first stands.
+    pub pos: usize,
+    /// The sequence's pages up to the last position or further.
+    pub table: &'a [u32],
+    /// Are the last one's logits wanted?
+    pub wanted: bool,
+}
+
+impl Stretch<'_> {
+    fn end(&self) -> usize {
+        self.pos + self.tokens.len()
+    }
+    fn pages(&self) -> usize {
+        self.end().div_ceil(PAGE)
+    }
+}
+
 /// Where a step reads what it is told: one buffer, so that one write does.
 pub(crate) struct Told {
     pub ids: Slice,
-    /// Slots, positions, table.
-    pub paging: [Slice; 3],
+    /// Slots, positions, starts, table.
+    pub paging: [Slice; 4],
 }
 
 impl Told {
     pub fn alloc(device: &dyn Device, most: usize, capacity: i64) -> Result<Told, device::Error> {
         let row = most.max(BATCHES[BATCHES.len() - 1]).next_multiple_of(16) * 4;
         let table = BATCHES[BATCHES.len() - 1] * (capacity / KV_BLOCK) as usize * 4;
-        let buffer = device.alloc(3 * row + table)?;
+        let buffer = device.alloc(4 * row + table)?;
         let part = |i: usize| buffer.slice(i * row, row);
-        Ok(Told { ids: part(0)?, paging: [part(1)?, part(2)?, buffer.slice(3 * row, table)?] })
+        Ok(Told { ids: part(0)?, paging: [part(1)?, part(2)?, part(3)?, buffer.slice(4 * row, table)?] })
     }
 }
 
@@ -99,40 +123,65 @@ impl Model {
         self.chunk().min(BATCHES[BATCHES.len() - 1])
     }
 
-    /// Most tokens of a prompt in one step.
+    /// Most tokens of prompts in one step.
     pub fn prompt_chunk(&self) -> usize {
         self.chunk().min(PROMPT)
     }
 
-    /// Runs tokens of one sequence, the first at `pos`, whose pages `table` names; the logits of the last if wanted.
-    pub fn prompt(
-        &mut self,
-        tokens: &[u32],
-        pos: usize,
-        table: &[u32],
-        wanted: bool,
-    ) -> Result<Option<Vec<f32>>, Error> {
-        let n = tokens.len();
-        let most = self.prompt_chunk();
-        if n == 0 || n > most {
-            return Err(Error::Chunk { tokens: n, most });
+    /// Runs pieces of the prompts of different sequences; the logits of the last token of each that wants them.
+    pub fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, Error> {
+        let (tokens, most) = (pieces.iter().map(|p| p.tokens.len()).sum(), self.prompt_chunk());
+        if tokens > most || pieces.iter().any(|p| p.tokens.is_empty()) {
+            return Err(Error::Chunk { tokens, most });
         }
-        let rows = self.prompt_rows(n);
-        self.known(tokens)?;
-        self.within(pos + n, table)?;
-        let blocks = (pos + n).div_ceil(PAGE);
-        let slots = (0..rows).map(|i| if i < n { slot(table, pos + i) } else { self.spare_row(i) });
-        let slots: Vec<u32> = slots.collect();
-        self.tell(tokens, &slots, &[], &table[..blocks])?;
-        self.launch(Part::Paged, rows, &[("pos", pos as i64), ("blocks", blocks as i64)])?;
-        wanted.then(|| self.head_of(Part::Head, self.fewest, n - 1, 1)).transpose()
+        let positions = JOINT.min(self.context());
+        let (mut logits, mut rest) = (vec![], pieces);
+        while !rest.is_empty() {
+            let ends = rest.iter().scan(0, |sum, p| {
+                *sum += p.pages() * PAGE;
+                Some(*sum)
+            });
+            let n = ends.take_while(|&end| end <= positions).count().max(1);
+            let (now, after) = rest.split_at(n);
+            logits.extend(self.joint(now)?);
+            rest = after;
+        }
+        Ok(logits)
+    }
+
+    /// One plan over pieces of prompts. Their pages are one table, of which each token sees its sequence's part: what it
+    /// does not see adds zeros to its sums.
+    fn joint(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, Error> {
+        let [mut ids, mut slots, mut positions, mut starts, mut table] = [const { vec![] }; 5];
+        let mut pos = 0;
+        for p in pieces {
+            self.known(p.tokens)?;
+            self.within(p.end(), p.table)?;
+            let start = table.len() * PAGE;
+            pos = pos.max((start + p.pos).saturating_sub(ids.len()));
+            ids.extend_from_slice(p.tokens);
+            slots.extend((p.pos..p.end()).map(|at| slot(p.table, at)));
+            positions.extend((p.pos..p.end()).map(|at| at as u32));
+            starts.extend(p.tokens.iter().map(|_| start as u32));
+            table.extend_from_slice(&p.table[..p.pages()]);
+        }
+        let rows = self.prompt_rows(ids.len());
+        slots.extend((ids.len()..rows).map(|i| self.spare_row(i)));
+        self.tell(&ids, [&slots, &positions, &starts], &table)?;
+        self.launch(Part::Paged, rows, &[("pos", pos as i64), ("blocks", table.len() as i64)])?;
+        let mut end = 0;
+        let last = pieces.iter().map(|p| {
+            end += p.tokens.len();
+            p.wanted.then(|| self.head_of(Part::Head, self.fewest, end - 1, 1)).transpose()
+        });
+        last.collect()
     }
 
     /// Puts the first tokens of a sequence into its pages.
     pub fn fill(&mut self, tokens: &[u32], table: &[u32]) -> Result<(), Error> {
         let chunk = self.prompt_chunk();
-        for (i, part) in tokens.chunks(chunk).enumerate() {
-            self.prompt(part, i * chunk, table, false)?;
+        for (i, tokens) in tokens.chunks(chunk).enumerate() {
+            self.prompts(&[Stretch { tokens, pos: i * chunk, table, wanted: false }])?;
         }
         Ok(())
     }
@@ -174,7 +223,7 @@ impl Model {
             table.extend(used.chain(std::iter::repeat(r.table[0])).take(pages));
         }
         table.resize(rows * pages, spare);
-        self.tell(&ids, &slots, &positions, &table)?;
+        self.tell(&ids, [&slots, &positions, &[]], &table)?;
         self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
         self.head_of(Part::Head, rows, 0, n)
     }
@@ -246,8 +295,9 @@ impl Model {
         (self.pages() * PAGE + i) as u32
     }
 
-    fn tell(&self, ids: &[u32], slots: &[u32], positions: &[u32], table: &[u32]) -> Result<(), Error> {
-        let parts = [(&self.ids, ids), (&self.paging[0], slots), (&self.paging[1], positions)];
+    /// `rows`: slots, positions and starts.
+    fn tell(&self, ids: &[u32], rows: [&[u32]; 3], table: &[u32]) -> Result<(), Error> {
+        let parts = [(&self.ids, ids)].into_iter().chain(self.paging.iter().zip(rows));
         let mut words = vec![];
         for (place, part) in parts {
             words.extend_from_slice(part);

@@ -109,7 +109,7 @@ impl<'m> Planner<'m> {
                 tables: [slot(place.cos), slot(place.sin)],
                 weights: i.sources().iter().map(|s| s.slot).collect(),
                 caches: caches.into_iter().map(slot).collect(),
-                paging: place.paging.map(|p| [p.slots, p.positions, p.table].map(slot)),
+                paging: place.paging.map(|p| [p.slots, p.positions, p.starts, p.table].map(slot)),
             };
             made.entry(layer.kind).or_insert((Arc::new(module), slots))
         };
@@ -175,8 +175,8 @@ struct BlockSlots {
     tables: [u32; 2],
     weights: Vec<u32>,
     caches: Vec<u32>,
-    /// Slots, positions and table.
-    paging: Option<[u32; 3]>,
+    /// Slots, positions, starts and table.
+    paging: Option<[u32; 4]>,
 }
 
 pub struct Embedding<'g>(Matrix<'g>);

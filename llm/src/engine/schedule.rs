@@ -9,7 +9,7 @@ use super::pages::Pages;
 use super::{Metrics, Shared};
 use crate::generate::{Reason, Voice};
 use crate::model::{self, Model};
-use crate::paged::{PAGE, Row};
+use crate::paged::{PAGE, Row, Stretch};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -18,17 +18,12 @@ pub trait Steps {
     fn pages(&self) -> usize;
     /// Most rows of a batch.
     fn widest(&self) -> usize;
-    /// Most tokens of a prompt in one step.
+    /// Most tokens of prompts in one step.
     fn chunk(&self) -> usize;
     /// Does a token's row come out alike in a prompt and in a batch?
     fn uniform(&self) -> bool;
-    fn prompt(
-        &mut self,
-        tokens: &[u32],
-        pos: usize,
-        table: &[u32],
-        wanted: bool,
-    ) -> Result<Option<Vec<f32>>, model::Error>;
+    /// The logits of each piece's last token, where they are wanted.
+    fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, model::Error>;
     fn batch(&mut self, rows: &[Row]) -> Result<Vec<f32>, model::Error>;
     /// Does something ahead of time for so many sequences; false if nothing is left to do.
     fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error>;
@@ -47,14 +42,8 @@ impl Steps for Model {
     fn uniform(&self) -> bool {
         Model::uniform(self)
     }
-    fn prompt(
-        &mut self,
-        tokens: &[u32],
-        pos: usize,
-        table: &[u32],
-        wanted: bool,
-    ) -> Result<Option<Vec<f32>>, model::Error> {
-        Model::prompt(self, tokens, pos, table, wanted)
+    fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, model::Error> {
+        Model::prompts(self, pieces)
     }
     fn batch(&mut self, rows: &[Row]) -> Result<Vec<f32>, model::Error> {
         Model::batch(self, rows)
@@ -243,33 +232,38 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
 
     /// Prompts in the order of age.
     fn prompts(&mut self, shared: &Shared) {
-        let mut left = self.portion();
-        let mut ends = vec![];
-        for i in 0..self.running.len() {
-            let s = &self.running[i];
-            let n = (s.prompt_end.saturating_sub(s.computed)).min(left);
+        let portion = self.portion();
+        let mut left = portion;
+        let (mut takes, mut pieces) = (vec![], vec![]);
+        for (i, s) in self.running.iter().enumerate() {
+            let n = s.prompt_end.saturating_sub(s.computed).min(left);
             if n == 0 {
                 continue;
             }
             let tokens = &s.saying.history[s.computed..s.computed + n];
-            let whole = s.computed + n == s.saying.history.len();
-            let began = Instant::now();
-            let result = self.model.prompt(tokens, s.computed, &s.table, whole);
-            self.prompt_time += began.elapsed();
-            self.pace = Some(began.elapsed().as_secs_f64() / n.max(PAGE) as f64);
-            match result {
-                Ok(logits) => {
+            let wanted = s.computed + n == s.saying.history.len();
+            pieces.push(Stretch { tokens, pos: s.computed, table: &s.table, wanted });
+            takes.push((i, n));
+            left -= n;
+        }
+        if pieces.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        let result = self.model.prompts(&pieces);
+        self.prompt_time += began.elapsed();
+        self.pace = Some(began.elapsed().as_secs_f64() / (portion - left).max(PAGE) as f64);
+        let mut ends = vec![];
+        match result {
+            Ok(logits) => {
+                for ((i, n), row) in takes.into_iter().zip(logits) {
                     self.ran(i, n);
-                    if let Some(end) = logits.and_then(|mut row| self.running[i].next(&mut row)) {
+                    if let Some(end) = row.and_then(|mut row| self.running[i].next(&mut row)) {
                         ends.push((i, end));
                     }
                 }
-                Err(e) => ends.push((i, End::Error(e.to_string()))),
             }
-            left -= n;
-            if left == 0 {
-                break;
-            }
+            Err(e) => ends.extend(takes.into_iter().map(|(i, _)| (i, End::Error(e.to_string())))),
         }
         self.finish_all(ends, shared);
     }

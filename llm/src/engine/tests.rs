@@ -5,7 +5,7 @@ use super::schedule::{Scheduler, Steps};
 use super::*;
 use crate::generate::{Request, Voice};
 use crate::model;
-use crate::paged::Row;
+use crate::paged::{Row, Stretch};
 use crate::sample::Sampling;
 use compiler::rng::Rng;
 
@@ -57,20 +57,19 @@ impl Steps for Fake {
     fn uniform(&self) -> bool {
         self.uniform
     }
-    fn prompt(
-        &mut self,
-        tokens: &[u32],
-        pos: usize,
-        table: &[u32],
-        wanted: bool,
-    ) -> Result<Option<Vec<f32>>, model::Error> {
-        assert!(!tokens.is_empty() && tokens.len() <= 64);
-        self.steps.push((0, tokens.len()));
-        let mut last = vec![];
-        for (i, &t) in tokens.iter().enumerate() {
-            last = self.one(t, pos + i, table, 1);
+    fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, model::Error> {
+        let tokens = pieces.iter().map(|p| p.tokens.len()).sum();
+        assert!(pieces.iter().all(|p| !p.tokens.is_empty()) && tokens <= 64);
+        self.steps.push((0, tokens));
+        let mut logits = vec![];
+        for p in pieces {
+            let mut last = vec![];
+            for (i, &t) in p.tokens.iter().enumerate() {
+                last = self.one(t, p.pos + i, p.table, 1);
+            }
+            logits.push(p.wanted.then_some(last));
         }
-        Ok(wanted.then_some(last))
+        Ok(logits)
     }
     fn batch(&mut self, rows: &[Row]) -> Result<Vec<f32>, model::Error> {
         assert!(!rows.is_empty() && rows.len() <= 8);

@@ -5,7 +5,7 @@ use super::*;
 use compiler::rng::Rng;
 use llm::engine::{Engine, Event, Job, Limits, Refusal, Stream};
 use llm::generate::{Reason, Request};
-use llm::paged::Row;
+use llm::paged::{Row, Stretch};
 use llm::sample::Sampling;
 use llm::tokenizer::Tokenizer;
 use runtime::cpu::{self, Tier};
@@ -85,7 +85,7 @@ fn rows_come_out_alike_however_they_are_run() {
             let mut cut = |pieces: &[usize], table: &[u32]| {
                 let (mut at, mut last) = (0, None);
                 for n in pieces {
-                    last = m.prompt(&tokens[at..at + n], at, table, true).unwrap();
+                    last = m.prompts(&[stretch(&tokens[at..at + n], at, table)]).unwrap().swap_remove(0);
                     at += n;
                 }
                 last.unwrap()
@@ -100,8 +100,24 @@ fn rows_come_out_alike_however_they_are_run() {
                 let got = cut(pieces, &[12, 5, 9]);
                 alike(&format!("{file}, a prompt as {pieces:?}"), on, &got, &want, vocab);
             }
+            // Beside pieces of others: what a token does not see may be anything.
+            let short = cut(&[9], &[4]);
+            cut(&[40], &[13, 14]);
+            let pieces = [
+                stretch(&tokens[..9], 0, &[15]),
+                stretch(&tokens[40..], 40, &[13, 14, 16]),
+                stretch(&tokens[..9], 0, &[17]),
+            ];
+            let got = m.prompts(&pieces).unwrap();
+            for (got, want) in got.into_iter().zip([&short, &once, &short]) {
+                alike(&format!("{file}, three prompts"), on, &got.unwrap(), want, vocab);
+            }
         }
     }
+}
+
+fn stretch<'a>(tokens: &'a [u32], pos: usize, table: &'a [u32]) -> Stretch<'a> {
+    Stretch { tokens, pos, table, wanted: true }
 }
 
 /// The interpreter panics on races and on what lies outside a buffer.
@@ -111,9 +127,11 @@ fn the_interpreter_agrees_in_pages() {
         let mut m = load(Arc::new(InterpDevice::default()), packed_model(file), 40, Activations::F32);
         let want = all_logits(&mut m, &[5, 6, 7, 8]);
         let vocab = m.vocab();
-        let last = m.prompt(&[5, 6, 7], 0, &[1], true).unwrap().unwrap();
-        let d = distance(&last, &want[2 * vocab..3 * vocab], vocab);
-        assert!(d.max < 1e-3, "{file}: {d:?}");
+        let two = m.prompts(&[stretch(&[5, 6], 0, &[0]), stretch(&[5, 6, 7], 0, &[1])]).unwrap();
+        for (n, last) in [1, 2].into_iter().zip(two) {
+            let d = distance(&last.unwrap(), &want[n * vocab..][..vocab], vocab);
+            assert!(d.max < 1e-3, "{file}: {d:?}");
+        }
         let rows = [Row { token: 5, pos: 0, table: &[0] }, Row { token: 8, pos: 3, table: &[1] }];
         let row = m.batch(&rows).unwrap();
         let d = distance(&row, &[&want[..vocab], &want[3 * vocab..]].concat(), vocab);
@@ -129,9 +147,10 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(m.pages(), 2);
     m.reserve(100).unwrap();
     assert_eq!(m.pages(), 4);
-    assert!(m.prompt(&[1; 33], 0, &[0], false).is_err(), "one page");
-    assert!(m.prompt(&[1; 3], 62, &[0, 1, 2], false).is_err(), "behind the context");
-    assert!(m.prompt(&[], 0, &[0], false).is_err());
+    assert!(m.prompts(&[stretch(&[1; 33], 0, &[0])]).is_err(), "one page");
+    assert!(m.prompts(&[stretch(&[1; 3], 62, &[0, 1, 2])]).is_err(), "behind the context");
+    assert!(m.prompts(&[stretch(&[1], 0, &[0]), stretch(&[], 0, &[1])]).is_err());
+    assert!(m.prompts(&[stretch(&[1], 0, &[0]), stretch(&[1; 512], 0, &[1])]).is_err());
     assert!(m.batch(&[Row { token: 1, pos: 0, table: &[4] }]).is_err(), "no such page");
     assert!(m.batch(&[Row { token: m.vocab() as u32, pos: 0, table: &[0] }]).is_err());
     assert!(m.batch(&[Row { token: 1, pos: 63, table: &[0, 3] }]).is_ok());
