@@ -32,17 +32,16 @@ impl Default for Meetings {
 
 impl Meetings {
     /// Must the workers meet before launch `i` of `grid` indices, which depends on launch `after`? Asked for one launch
-    /// after the other; `apart` wants a meeting before each but the first. How many launches the meeting ends.
-    pub fn before(&mut self, i: usize, grid: u64, after: Option<usize>, apart: bool) -> Option<usize> {
+    /// after the other; `apart` wants a meeting before each but the first.
+    pub fn before(&mut self, i: usize, grid: u64, after: Option<usize>, apart: bool) -> bool {
         let single = grid <= 1;
-        let since = i - self.first;
         let waits = after.is_some_and(|a| a >= self.first) && !(self.alone && single);
-        let meets = waits || since == BETWEEN || (apart && i > 0);
+        let meets = waits || self.since(i) == BETWEEN || (apart && i > 0);
         if meets {
             (self.first, self.alone) = (i, true);
         }
         self.alone &= single;
-        meets.then_some(since)
+        meets
     }
     /// Launch `i`, counted from the last meeting.
     pub fn since(&self, i: usize) -> usize {
@@ -102,7 +101,7 @@ impl Plan {
         let mut meetings = Meetings::default();
         let meets = |(i, launch): (usize, &Launch)| {
             let own: Vec<i64> = launch.symbols(symbols).collect();
-            meetings.before(i, launch.program().grid(&own), launch.after(), false).is_some()
+            meetings.before(i, launch.program().grid(&own), launch.after(), false)
         };
         self.launches.iter().enumerate().map(meets).filter(|&m| m).count() + 2
     }

@@ -7,6 +7,7 @@
 
 use super::code::Entry;
 use crate::plan::{BETWEEN, Meetings};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -46,8 +47,34 @@ struct Shared {
     /// Then: nanoseconds from `born` to the last meeting. Taken by the last to come, for who waits may wake late.
     met: AtomicU64,
     born: Instant,
-    /// How many of a launch's shared grid indices are taken: a counter for each launch since the last barrier.
-    taken: [Line<AtomicU64>; BETWEEN],
+    /// What is taken of each worker's share of a launch, for every launch since the last barrier.
+    shares: Box<[Line<Share>]>,
+}
+
+/// How many of its parts are taken, in the low byte; above it the meeting after which: shares of launches before are
+/// whole again without anyone writing to them.
+#[derive(Default)]
+struct Share(AtomicU64);
+
+/// Parts of a worker's share at most.
+const PARTS: u64 = 16;
+
+impl Share {
+    /// Half of what is left of so many parts.
+    fn take(&self, epoch: u64, parts: u64) -> Option<Range<u64>> {
+        let mut now = self.0.load(Relaxed);
+        loop {
+            let taken = if now >> 8 == epoch { now & 0xff } else { 0 };
+            if taken == parts {
+                return None;
+            }
+            let end = taken + (parts - taken).div_ceil(2);
+            match self.0.compare_exchange_weak(now, epoch << 8 | end, Relaxed, Relaxed) {
+                Ok(_) => return Some(taken..end),
+                Err(other) => now = other,
+            }
+        }
+    }
 }
 
 /// Keeps apart what different workers write (128 bytes because cache lines are fetched in pairs).
@@ -78,7 +105,7 @@ impl Pool {
             apart: AtomicBool::default(),
             met: AtomicU64::default(),
             born: Instant::now(),
-            taken: Default::default(),
+            shares: (0..BETWEEN * workers).map(|_| Line::default()).collect(),
         });
         for start in starts {
             // A worker waits for this message and nothing else.
@@ -117,7 +144,7 @@ impl Pool {
         let shared = &*self.shared;
         shared.step.store(std::ptr::from_ref(step).cast_mut().cast(), Relaxed);
         shared.apart.store(apart, Relaxed);
-        shared.meet(0);
+        shared.meet(|| ());
         // SAFETY: the caller's promise; this is worker 0 and no other.
         unsafe { shared.walk(step, 0, passed) };
     }
@@ -126,7 +153,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.step.store(std::ptr::null_mut(), Relaxed);
-        self.shared.barrier.wait(|| ());
+        self.shared.barrier.wait(|| (), || ());
         for thread in self.threads.drain(..) {
             // A worker that panicked has said so already.
             let _ = thread.join();
@@ -137,7 +164,7 @@ impl Drop for Pool {
 impl Shared {
     fn work(&self, worker: usize) {
         loop {
-            self.meet(0);
+            self.meet(|| ());
             // SAFETY: the step was stored before worker 0 came to the barrier just passed, and worker 0 keeps it until
             // the barrier at the end of `walk`.
             let Some(step) = (unsafe { self.step.load(Relaxed).as_ref() }) else { return };
@@ -149,53 +176,67 @@ impl Shared {
     /// One worker's part of a step, from behind the barrier that starts it to behind the one that ends it.
     unsafe fn walk(&self, step: &Step, worker: usize, passed: &mut dyn FnMut()) {
         let apart = self.apart.load(Relaxed);
-        let locals = step.locals.wrapping_add(worker * step.stride);
-        let mut meetings = Meetings::default();
+        let (mut meetings, mut first) = (Meetings::default(), 0);
         passed();
         for (i, launch) in step.launches.iter().enumerate() {
-            if let Some(used) = meetings.before(i, launch.grid, launch.after, apart) {
-                self.meet(used);
+            if meetings.before(i, launch.grid, launch.after, apart) {
+                // SAFETY: the caller's promise.
+                self.meet(|| unsafe { self.help(step, first..i, worker) });
                 passed();
+                first = i;
             }
-            let args = step.words[launch.args..].as_ptr();
-            // SAFETY: the caller's promise; the launches this one depends on are over, and each index is run once.
-            let call = |lo, hi| unsafe { (launch.entry)(args, locals, lo, hi) };
-            match launch.grid {
-                0 => {}
-                1 if worker == 0 => call(0, 1),
-                1 => {}
-                grid => self.share(grid, &self.taken[meetings.since(i)].0, worker, call),
-            }
+            // SAFETY: the caller's promise; the launches this one depends on are over.
+            unsafe { self.share(step, i, i - first, worker, worker) };
         }
-        self.meet(meetings.since(step.launches.len()));
+        // SAFETY: the caller's promise.
+        self.meet(|| unsafe { self.help(step, first..step.launches.len(), worker) });
         passed();
     }
 
-    /// Waits for all workers; `used` launches since the last meeting had counters.
-    fn meet(&self, used: usize) {
-        self.barrier.wait(|| {
-            self.taken[..used].iter().for_each(|t| t.0.store(0, Relaxed));
+    /// Waits for all workers; who waits for long goes to `help` once.
+    fn meet(&self, help: impl FnOnce()) {
+        self.barrier.wait(help, || {
             if self.apart.load(Relaxed) {
                 self.met.store(self.born.elapsed().as_nanos() as u64, Relaxed);
             }
         });
     }
 
-    /// Half of a large grid is divided beforehand, so that a worker streams through neighbouring memory; the rest goes in
-    /// small pieces to whoever is free, so that a core that is slow or disturbed does not hold up the others.
-    fn share(&self, grid: u64, taken: &AtomicU64, worker: usize, call: impl Fn(u64, u64)) {
-        let workers = self.barrier.workers as u64;
-        let own = if grid < 16 * workers { 0 } else { grid / (2 * workers) };
-        if own > 0 {
-            call(worker as u64 * own, (worker as u64 + 1) * own);
-        }
-        let piece = (grid / (16 * workers)).max(1);
-        loop {
-            let lo = own * workers + taken.fetch_add(piece, Relaxed);
-            if lo >= grid {
-                return;
+    /// Takes from the other workers' shares of launches since the last meeting: a core that is slow or disturbed does not
+    /// hold up the others.
+    unsafe fn help(&self, step: &Step, launches: Range<usize>, worker: usize) {
+        for i in launches.clone() {
+            for owner in (0..self.barrier.workers).filter(|&w| w != worker) {
+                if self.barrier.last() {
+                    return;
+                }
+                // SAFETY: the caller's promise; the launches are independent of each other.
+                unsafe { self.share(step, i, i - launches.start, worker, owner) };
             }
-            call(lo, (lo + piece).min(grid));
+        }
+    }
+
+    /// Runs what is left of a worker's share of launch `i`, the `since`th since the last meeting. Each has neighbouring
+    /// grid indices: it streams through memory and finds in its cache what it wrote itself.
+    unsafe fn share(&self, step: &Step, i: usize, since: usize, worker: usize, owner: usize) {
+        let launch = &step.launches[i];
+        let locals = step.locals.wrapping_add(worker * step.stride);
+        let args = step.words[launch.args..].as_ptr();
+        // SAFETY: the caller's promise; each index is run once.
+        let call = |lo, hi| unsafe { (launch.entry)(args, locals, lo, hi) };
+        if launch.grid <= 1 {
+            // Launches of one index that follow each other are the first worker's alone.
+            if launch.grid == 1 && worker == 0 && owner == 0 {
+                call(0, 1);
+            }
+            return;
+        }
+        let workers = self.barrier.workers;
+        let start = |owner: usize| launch.grid * owner as u64 / workers as u64;
+        let (lo, len) = (start(owner), start(owner + 1) - start(owner));
+        let (epoch, parts) = (self.barrier.epoch(), len.min(PARTS));
+        while let Some(part) = self.shares[since * workers + owner].0.take(epoch, parts) {
+            call(lo + len * part.start / parts, lo + len * part.end / parts);
         }
     }
 }
@@ -203,19 +244,24 @@ impl Shared {
 /// Where workers meet. Who waits long sleeps.
 struct Barrier {
     workers: usize,
-    arrived: Line<AtomicU32>,
-    /// Counts the meetings.
-    epoch: Line<AtomicU32>,
+    /// How often they met, times [`MOST`], and how many are here.
+    state: Line<AtomicU64>,
     /// Those who sleep or are about to, under `bed`.
     sleepers: AtomicU32,
     bed: Mutex<()>,
     wake: Condvar,
-    /// Rounds of spinning before sleep.
-    spins: u32,
+    /// Rounds of spinning in a second.
+    pace: f64,
 }
+
+/// More than there are workers.
+const MOST: u64 = 1 << 16;
 
 /// How long a worker spins: several launches, yet no noticeable load once a step is over.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// How long it waits before it helps: what is nearly done is done soonest by who is at it.
+const PATIENCE: Duration = Duration::from_micros(2);
 
 impl Barrier {
     fn new(workers: usize) -> Barrier {
@@ -223,47 +269,81 @@ impl Barrier {
         const ROUNDS: u32 = 10_000;
         let start = Instant::now();
         (0..ROUNDS).for_each(|_| std::hint::spin_loop());
-        let round = start.elapsed() / ROUNDS;
-        let spins = (SPIN.as_nanos() / round.as_nanos().max(1)) as u32;
+        let pace = f64::from(ROUNDS) / start.elapsed().as_secs_f64().max(1e-9);
         Barrier {
             workers,
-            arrived: Line::default(),
-            epoch: Line::default(),
+            state: Line::default(),
             sleepers: AtomicU32::default(),
             bed: Mutex::default(),
             wake: Condvar::new(),
-            spins,
+            pace,
         }
     }
 
-    /// Returns when all workers have called it. The last to come runs `last` before anyone goes on. What a worker wrote
-    /// before is seen by all after.
-    fn wait(&self, last: impl FnOnce()) {
-        // It cannot change before this worker has arrived.
-        let epoch = self.epoch.0.load(Relaxed);
-        if self.arrived.0.fetch_add(1, AcqRel) + 1 == self.workers as u32 {
-            last();
-            self.arrived.0.store(0, Relaxed);
-            // SeqCst here and at the sleepers: either this load sees a sleeper or the sleeper sees this epoch.
-            self.epoch.0.store(epoch.wrapping_add(1), SeqCst);
-            if self.sleepers.load(SeqCst) > 0 {
-                drop(lock(&self.bed));
-                self.wake.notify_all();
-            }
+    /// Counts the meetings. Stays as it is until the caller comes to the next.
+    fn epoch(&self) -> u64 {
+        self.state.0.load(Relaxed) / MOST
+    }
+
+    /// Do all others wait?
+    fn last(&self) -> bool {
+        self.state.0.load(Relaxed) % MOST + 1 == self.workers as u64
+    }
+
+    /// Returns when all workers have called it. The last to come runs `last` before anyone goes on; who waits for long runs
+    /// `help`. What a worker wrote before is seen by all after.
+    fn wait(&self, help: impl FnOnce(), last: impl Fn()) {
+        let Some(epoch) = self.come(&last) else { return };
+        if self.spin(epoch, PATIENCE) {
             return;
         }
-        for _ in 0..self.spins {
-            if self.epoch.0.load(Acquire) != epoch {
+        if self.leave(epoch) {
+            help();
+            if self.come(&last).is_none() {
                 return;
             }
-            std::hint::spin_loop();
+        }
+        if self.spin(epoch, SPIN) {
+            return;
         }
         let mut bed = lock(&self.bed);
         self.sleepers.fetch_add(1, SeqCst);
-        while self.epoch.0.load(SeqCst) == epoch {
+        while self.state.0.load(SeqCst) / MOST == epoch {
             bed = self.wake.wait(bed).unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Relaxed);
+    }
+
+    /// The number of this meeting if others have yet to come.
+    fn come(&self, last: impl Fn()) -> Option<u64> {
+        let now = self.state.0.fetch_add(1, AcqRel) + 1;
+        let epoch = now / MOST;
+        if now % MOST < self.workers as u64 {
+            return Some(epoch);
+        }
+        last();
+        // SeqCst here and at the sleepers: either this load sees a sleeper or the sleeper sees this epoch.
+        self.state.0.store((epoch + 1) * MOST, SeqCst);
+        if self.sleepers.load(SeqCst) > 0 {
+            drop(lock(&self.bed));
+            self.wake.notify_all();
+        }
+        None
+    }
+
+    /// Takes back that this worker has come, unless all have.
+    fn leave(&self, epoch: u64) -> bool {
+        let waits = |now: u64| now / MOST == epoch && now % MOST < self.workers as u64;
+        let here = |now: u64| waits(now).then(|| now - 1);
+        self.state.0.fetch_update(Relaxed, Relaxed, here).is_ok()
+    }
+
+    /// Waits for the others for a while; true if they came.
+    fn spin(&self, epoch: u64, time: Duration) -> bool {
+        (0..(time.as_secs_f64() * self.pace) as u32).any(|_| {
+            std::hint::spin_loop();
+            self.state.0.load(Acquire) / MOST != epoch
+        })
     }
 }
 
