@@ -183,33 +183,40 @@ fn finite_or_impossible(logit: f32) -> f32 {
 
 /// Two passes that vector units take, where one with an index is not.
 fn greedy(logits: &[f32]) -> u32 {
+    let most = largest(logits);
+    logits.iter().position(|l| *l == most).unwrap_or(0) as u32
+}
+
+fn largest(logits: &[f32]) -> f32 {
     let mut most = [f32::NEG_INFINITY; 16];
     for lanes in logits.chunks(16) {
         for (m, l) in most.iter_mut().zip(lanes) {
             *m = if *l > *m { *l } else { *m };
         }
     }
-    let most = most.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    logits.iter().position(|l| *l == most).unwrap_or(0) as u32
+    most.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The `k` largest logits but minus infinity, in one pass; says how many of `out` are in order, which is all or none.
+/// The `k` largest logits but minus infinity; says how many of `out` are in order, which is all or none.
 fn best(logits: &[f32], k: usize, out: &mut Vec<Candidate>) -> usize {
     out.clear();
-    let room = k.saturating_mul(2).max(256);
-    let mut least = f32::NEG_INFINITY;
-    for (i, &logit) in logits.iter().enumerate() {
-        // An equal logit with a larger id is behind the k-th.
-        if logit > least {
-            out.push(Candidate { id: i as u32, logit });
-            if out.len() == room {
-                out.select_nth_unstable_by(k - 1, order);
-                out.truncate(k);
-                least = out[k - 1].logit;
-            }
+    let mut take = |first: usize, of: &[f32], least: f32| {
+        let ids = (first as u32..).zip(of).filter(|(_, l)| **l >= least && **l > f32::NEG_INFINITY);
+        out.extend(ids.map(|(id, &logit)| Candidate { id, logit }));
+    };
+    let parts = k.saturating_mul(4).max(256);
+    if parts >= logits.len() {
+        take(0, logits, f32::NEG_INFINITY);
+    } else {
+        // The k-th largest of the parts' maxima is at most the k-th largest of all, and few are above it that are not wanted.
+        let width = logits.len().div_ceil(parts);
+        let maxima: Vec<f32> = logits.chunks(width).map(largest).collect();
+        let least = *maxima.clone().select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+        for (i, part) in logits.chunks(width).enumerate().filter(|(i, _)| maxima[*i] >= least) {
+            take(i * width, part, least);
         }
     }
-    if out.len() <= k && least == f32::NEG_INFINITY {
+    if out.len() <= k {
         return 0;
     }
     sort_first(out, k);
