@@ -11,9 +11,11 @@ use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
 use crate::dtype::DType;
 use crate::graph::{Ex, Kind, Op, topo};
+use crate::rewrite::substitute;
+use crate::rules::simplify1;
 use crate::rules::sum::affine;
 use crate::schedule::Kernel;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Bytes to fetch ahead of a stream of weights; with huge pages this reaches the speed of a bare read loop.
 const PREFETCH: usize = 4096;
@@ -176,14 +178,19 @@ impl<'g> Proposal<'g, '_> {
             if a.range.arg(0).bounds().1 < wide as i64 || wide_numbers(store) {
                 continue;
             }
-            let score = lane_score(store, &a);
+            let score = lane_score(store, &a, self.quads(stage, store, i).is_some());
             if score > 0 && best.is_none_or(|b| score > b.0) {
                 best = Some((score, i));
             }
         }
         match best {
             Some((_, i)) => {
+                let quads = self.quads(stage, store, i);
                 self.put(Action::Vector, i, wide);
+                if let Some((fours, halves)) = quads {
+                    self.put(Action::Upcast, fours, 4);
+                    halves.map(|two| self.put(Action::Upcast, two, 0));
+                }
                 let row = self.fold_side_by_side(stage, store, i);
                 self.share(stage, i, row);
             }
@@ -192,6 +199,26 @@ impl<'g> Proposal<'g, '_> {
             None => self.together(stage, store, wide as i64),
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// Where lanes are rows of interleaved weights: the axis of which four neighbours are the bytes of a lane, and that of
+    /// a byte's halves, so that all of what a load brings is used.
+    fn quads(&self, stage: usize, store: Ex<'g>, lanes: usize) -> Option<(usize, Option<usize>)> {
+        if !self.caps.dot4 || !reductions(store).is_empty() {
+            return None;
+        }
+        let along = |e: &Ex<'g>| affine(e.arg(1), &[self.s.axes[lanes].range]).filter(|(_, s)| s[0] == 4);
+        let bytes = |e: &Ex<'g>| e.op() == Op::Load && e.dtype() == DType::U8;
+        let (base, _) = topo(&[store]).into_iter().filter(bytes).find_map(|e| along(&e))?;
+        let others: Vec<_> = self.outs(stage).into_iter().filter(|(i, _)| *i != lanes).collect();
+        let known = |a: &Axis<'g>| {
+            let first = HashMap::from([(a.range.id, a.range * 4 + 1)]);
+            a.extent().is_some_and(|n| n % 4 == 0)
+                && simplify1(substitute(&[base], &first)[0] % 4).as_int().is_some()
+        };
+        let fours = others.iter().find(|(_, a)| known(a))?.0;
+        let halves = others.iter().find(|(_, a)| a.extent() == Some(2) && !reads(base, a.range));
+        Some((fours, halves.map(|(i, _)| *i)))
     }
 
     /// A short axis in lanes with part of the one around it, as the halves of pairs that turn together.
@@ -278,7 +305,9 @@ impl<'g> Proposal<'g, '_> {
     fn move_bytes(&mut self, stage: usize, store: Ex<'g>) {
         let few = |a: &Axis| matches!(a.extent(), Some(4 | 8));
         let outs = self.outs(stage);
-        let Some(&(i, a)) = outs.iter().rfind(|(_, a)| few(a) && lane_score(store, a) > 0) else { return };
+        let Some(&(i, a)) = outs.iter().rfind(|(_, a)| few(a) && lane_score(store, a, false) > 0) else {
+            return;
+        };
         if self.put(Action::Vector, i, a.extent().unwrap_or(4) as usize)
             && let Some(&(rows, _)) = outs.iter().rfind(|(_, a)| a.extent() == Some(16))
         {
@@ -394,14 +423,16 @@ fn chosen_by(weights: Ex, range: Ex) -> bool {
     topo(&[weights]).iter().any(|e| e.op() == Op::Load && index(e))
 }
 
-/// How well the loads and the store take to this axis in lanes: consecutive is good, strided bad.
-fn lane_score(store: Ex, axis: &Axis) -> i64 {
+/// How well the loads and the store take to this axis in lanes: consecutive is good, strided bad, unless bytes are parts of
+/// whole `quads`.
+fn lane_score(store: Ex, axis: &Axis, quads: bool) -> i64 {
     let stride = |index: Ex| affine(index, &[axis.range]).map(|(_, s)| s[0]);
     let mut score = 0;
     for e in topo(&[store]) {
         score += match e.op() {
             Op::Load if reads(e.arg(1), axis.range) => match stride(e.arg(1)) {
                 Some(1) => 2,
+                Some(4) if quads && e.dtype().bytes() == 1 => 0,
                 // Nothing gathers bytes.
                 _ if e.dtype().bytes() == 1 => -8,
                 _ => -3,

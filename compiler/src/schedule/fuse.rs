@@ -17,6 +17,7 @@
 use super::lower::{Lower, at_parts, flatten, reads};
 use super::{Kernel, Program, Stage, length};
 use crate::codegen::Caps;
+use crate::dtype::DType;
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
@@ -192,6 +193,13 @@ impl<'g> Item<'g> {
         reads(&self.roots()).into_iter().map(|at| at_parts(at).0.id)
     }
 
+    /// Is it a sum of products of bf16, which a tile unit takes for many rows at a time?
+    fn halves(&self) -> bool {
+        let half = |e: Ex| e.op() == Op::Cast && e.arg(0).dtype() == DType::BF16;
+        let product = |e: Ex| e.op() == Op::Binary(Binary::Mul) && e.args().into_iter().all(half);
+        topo(&[self.body]).into_iter().any(|e| matches!(e.op(), Op::Fold(..)) && product(e.arg(0)))
+    }
+
     /// Does every row read the same elements of a larger tensor?
     fn shares(&self, rows: usize) -> bool {
         let own = |idx: &[Ex]| topo(idx).iter().any(|e| self.axes[..rows].contains(e));
@@ -302,6 +310,7 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
             let assigns = |m: &usize| items[*m].tensor.op() == Op::Assign;
             let ends = |d: &&usize| home[**d] == g && items[**d].tensor.op() == Op::Contiguous;
             if around
+                || (grain.blocks.is_none() && item.halves())
                 || overwrites(items, item)
                 || group.members.iter().any(assigns)
                 || direct.iter().find(ends).is_some()
