@@ -88,8 +88,8 @@ impl Ask {
         Ok((chat::tokens(tokenizer, &prompt), form))
     }
 
-    /// Takes a while: templates, tokens and grammars are made here.
-    pub fn start(mut self, ready: &Ready) -> Result<Talk> {
+    /// Takes a while: templates, tokens and grammars are made here. `streamed`: what is said is wanted as it comes.
+    pub fn start(mut self, ready: &Ready, streamed: bool) -> Result<Talk> {
         let (prompt, form) = self.prompt(ready)?;
         let tokenizer = ready.engine.tokenizer();
         let vocab = tokenizer.vocab_size() as u32;
@@ -110,7 +110,8 @@ impl Ask {
                 Some(bound) => bound.guide(ready)?.map(|g| Box::new(g) as Box<dyn Constraint>),
             };
             let (prompt, logprobs, reuse) = (prompt.clone(), self.logprobs, self.reuse);
-            let stream = ready.engine.submit(Job { prompt, request, logprobs, reuse, constraint })?;
+            let job = Job { prompt, request, logprobs, reuse, constraint, streamed };
+            let stream = ready.engine.submit(job)?;
             talk.add(stream, form.map(|form| Parser::new(form, tools.clone())));
         }
         Ok(talk)

@@ -200,7 +200,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let of = ready.clone();
     let (talk, manner) = super::http::blocking(move || -> Result<_> {
         let (ask, manner) = parse(&document, &of.facts)?;
-        Ok((ask.start(&of)?, manner))
+        Ok((ask.start(&of, manner.stream)?, manner))
     })
     .await??;
     let head = Head { id: new_id("chatcmpl-"), created: unix_time(), model: ready.id.clone() };

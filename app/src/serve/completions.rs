@@ -94,7 +94,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
                 (Input::Tokens(ids), true) => of.engine.tokenizer().decode(ids),
                 _ => String::new(),
             };
-            parts.push(Part { talk: ask.start(&of)?, echo });
+            parts.push(Part { talk: ask.start(&of, manner.stream)?, echo });
         }
         Ok((parts, manner))
     })

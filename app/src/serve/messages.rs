@@ -131,7 +131,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let of = ready.clone();
     let (mut talk, streamed) = blocking(move || -> Result<_> {
         let (ask, streamed) = parse(&document, &of.facts, false)?;
-        Ok((ask.start(&of)?, streamed))
+        Ok((ask.start(&of, streamed)?, streamed))
     })
     .await??;
     let id = new_id("msg_");

@@ -166,7 +166,7 @@ pub async fn answer(document: Value, ready: Model) -> Result<Reply> {
     let of = ready.clone();
     let (mut talk, echo) = blocking(move || -> Result<_> {
         let (ask, echo) = parse(&document, &of.facts)?;
-        Ok((ask.start(&of)?, echo))
+        Ok((ask.start(&of, echo.stream)?, echo))
     })
     .await??;
     let shell = Shell { id: new_id("resp_"), created: unix_time(), model: ready.id.clone(), echo };

@@ -24,6 +24,9 @@ pub struct Sequence<V> {
     logprobs: Option<usize>,
     constraint: Option<Box<dyn Constraint>>,
     events: UnboundedSender<Event>,
+    streamed: bool,
+    /// What is not yet sent.
+    held: Vec<Event>,
     began: Instant,
     started: Option<Instant>,
 }
@@ -57,6 +60,8 @@ impl<V: Voice> Sequence<V> {
             logprobs: job.logprobs,
             constraint: job.constraint,
             events,
+            streamed: job.streamed,
+            held: vec![],
             began: Instant::now(),
             started: None,
         }
@@ -73,7 +78,20 @@ impl<V: Voice> Sequence<V> {
             self.started = Some(Instant::now());
             self.stats.reused_tokens = reused;
             let prompt_tokens = self.stats.prompt_tokens;
-            let _ = self.events.send(Event::Started { prompt_tokens, reused_tokens: reused });
+            self.tell(Event::Started { prompt_tokens, reused_tokens: reused });
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.held.push(event);
+        if self.streamed {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        for event in self.held.drain(..) {
+            let _ = self.events.send(event);
         }
     }
 
@@ -105,7 +123,7 @@ impl<V: Voice> Sequence<V> {
         let mut pieces = vec![];
         let end = self.saying.push(id, &mut pieces);
         self.stats.generated_tokens = self.saying.ids().len();
-        let _ = self.events.send(Event::Token { id, pieces, logprobs });
+        self.tell(Event::Token { id, pieces, logprobs });
         end.or_else(|| self.saying.full()).map(End::Because)
     }
 
@@ -119,6 +137,7 @@ impl<V: Voice> Sequence<V> {
             }
             End::Error(why) => Event::Failed(why),
         };
-        let _ = self.events.send(event);
+        self.held.push(event);
+        self.send();
     }
 }

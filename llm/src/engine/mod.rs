@@ -39,6 +39,8 @@ pub struct Job {
     /// May use, and leave, what prompts have in common.
     pub reuse: bool,
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Events come as they happen; otherwise all of them at the end, and nobody is woken for a token.
+    pub streamed: bool,
 }
 
 /// Decides which tokens may come next.

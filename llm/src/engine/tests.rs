@@ -133,7 +133,7 @@ impl Setup {
 fn job(prompt: Vec<u32>, max_tokens: usize) -> Job {
     let request =
         Request { sampling: Sampling::greedy(), max_tokens: Some(max_tokens), ..Request::default() };
-    Job { prompt, request, logprobs: None, reuse: true, constraint: None }
+    Job { prompt, request, logprobs: None, reuse: true, constraint: None, streamed: true }
 }
 
 /// The tokens of an answer that came to an end, and how.
@@ -175,6 +175,19 @@ fn prompt(rng: &mut Rng) -> Vec<u32> {
     let mut prompt: Vec<u32> = (0..n as u32).map(|i| 1 + (i + beginning) % 40).collect();
     prompt.extend((0..1 + rng.below(20)).map(|_| 1 + rng.below(40) as u32));
     prompt
+}
+
+#[test]
+fn what_is_not_streamed_comes_at_the_end() {
+    let prompt = (1..).map(|t| vec![t, 4]).find(|p| alone(p, 9, true).0.len() == 9).unwrap();
+    let mut setup = Setup::new(Fake::new(13, true), 2);
+    let mut streamed = setup.ask(job(prompt.clone(), 9));
+    let mut whole = setup.ask(Job { streamed: false, ..job(prompt.clone(), 9) });
+    (0..3).for_each(|_| setup.scheduler.step(&setup.shared));
+    assert!(streamed.0.try_recv().is_ok());
+    assert!(whole.0.try_recv().is_err());
+    setup.finish();
+    assert_eq!(answer(&mut whole), alone(&prompt, 9, true));
 }
 
 #[test]

@@ -169,7 +169,7 @@ fn story(positions: usize, parallel: usize) -> Engine {
 
 fn job(prompt: &[u32], tokens: usize) -> Job {
     let request = Request { sampling: Sampling::greedy(), max_tokens: Some(tokens), ..Request::default() };
-    Job { prompt: prompt.to_vec(), request, logprobs: None, reuse: true, constraint: None }
+    Job { prompt: prompt.to_vec(), request, logprobs: None, reuse: true, constraint: None, streamed: true }
 }
 
 /// Tokens and text of an answer.
