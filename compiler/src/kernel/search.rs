@@ -38,7 +38,8 @@ fn fits(s: &Scheduled, caps: &Caps) -> bool {
 }
 
 /// How often the innermost expression of the kernel stands in its code: what is made of each store and, in it, of nested
-/// folds. What a warp's product takes in, four bodies of a sum among it, is no copy.
+/// folds. Each lane of an output whose sum goes along lanes too has a body of its own. What a warp's product takes in, four
+/// bodies of a sum among it, is no copy.
 pub fn copies(s: &Scheduled) -> i64 {
     let product = s.warp.map(|w| [w.half, w.side, w.part]);
     let copied = |r: &Ex| {
@@ -47,12 +48,20 @@ pub fn copies(s: &Scheduled) -> i64 {
     let times = |ranges: &[Ex]| -> i64 {
         ranges.iter().filter(|r| copied(r)).map(|r| r.arg(0).as_int().unwrap_or(1)).product()
     };
+    let lanes = |r: &&Ex| matches!(r.op(), Op::Range(_, Kind::Vector));
     let of_stage = |stage: &Stage| {
+        let outs = s.kernel.rows.iter().chain(&stage.outs);
+        let beside: i64 = outs.filter(lanes).map(|r| r.arg(0).as_int().unwrap_or(1)).product();
         let mut below: IdMap<i64> = IdMap::default();
         for e in topo(&[stage.store]) {
             let args = e.args();
             let most = args.iter().map(|a| below[&a.id]).fold(1, i64::max);
-            let own = if let Op::Fold(_, n) = e.op() { times(&args[n as usize..]) } else { 1 };
+            let own = if let Op::Fold(_, n) = e.op() {
+                let over = &args[n as usize..];
+                times(over) * if over.iter().any(|r| lanes(&r) && !s.fours.contains(r)) { beside } else { 1 }
+            } else {
+                1
+            };
             below.insert(e.id, own * most);
         }
         times(&s.kernel.rows) * times(&stage.outs) * below[&stage.store.id]
