@@ -40,6 +40,13 @@ pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     p.opts
 }
 
+/// The axis of which four neighbours are the bytes of a lane, and that of a byte's halves.
+#[derive(Clone, Copy)]
+struct Quads {
+    fours: usize,
+    halves: Option<usize>,
+}
+
 struct Proposal<'g, 'a> {
     s: Scheduled<'g>,
     opts: Vec<Opt>,
@@ -173,23 +180,25 @@ impl<'g> Proposal<'g, '_> {
         if self.float_rows(stage, store) {
             return;
         }
-        let mut best: Option<(i64, usize)> = None;
+        let mut best: Option<(i64, usize, Option<Quads>)> = None;
         for (i, a) in self.outs(stage).into_iter().chain(self.reduces(stage)) {
             if a.range.arg(0).bounds().1 < wide as i64 || wide_numbers(store) {
                 continue;
             }
-            let score = lane_score(store, &a, self.quads(stage, store, i).is_some());
+            let quads = self.quads(stage, store, i);
+            let score = lane_score(store, &a, quads.is_some());
             if score > 0 && best.is_none_or(|b| score > b.0) {
-                best = Some((score, i));
+                best = Some((score, i, quads));
             }
         }
         match best {
-            Some((_, i)) => {
-                let quads = self.quads(stage, store, i);
+            Some((_, i, quads)) => {
                 self.put(Action::Vector, i, wide);
-                if let Some((fours, halves)) = quads {
+                if let Some(Quads { fours, halves }) = quads {
                     self.put(Action::Upcast, fours, 4);
-                    halves.map(|two| self.put(Action::Upcast, two, 0));
+                    if let Some(two) = halves {
+                        self.put(Action::Upcast, two, 0);
+                    }
                 }
                 let row = self.fold_side_by_side(stage, store, i);
                 self.share(stage, i, row);
@@ -201,9 +210,8 @@ impl<'g> Proposal<'g, '_> {
         self.unroll_small(stage, 8);
     }
 
-    /// Where lanes are rows of interleaved weights: the axis of which four neighbours are the bytes of a lane, and that of
-    /// a byte's halves, so that all of what a load brings is used.
-    fn quads(&self, stage: usize, store: Ex<'g>, lanes: usize) -> Option<(usize, Option<usize>)> {
+    /// What else belongs to a load where lanes are rows of interleaved weights.
+    fn quads(&self, stage: usize, store: Ex<'g>, lanes: usize) -> Option<Quads> {
         if !self.caps.dot4 || !reductions(store).is_empty() {
             return None;
         }
@@ -218,7 +226,7 @@ impl<'g> Proposal<'g, '_> {
         };
         let fours = others.iter().find(|(_, a)| known(a))?.0;
         let halves = others.iter().find(|(_, a)| a.extent() == Some(2) && !reads(base, a.range));
-        Some((fours, halves.map(|(i, _)| *i)))
+        Some(Quads { fours, halves: halves.map(|(i, _)| *i) })
     }
 
     /// A short axis in lanes with part of the one around it, as the halves of pairs that turn together.

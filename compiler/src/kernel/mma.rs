@@ -5,13 +5,14 @@
 //! the product is found when inputs are unrolled ([`fragments`]): the ordinary expression of each number that it holds, so
 //! that weights are unpacked in registers. Which inputs stand side by side does not matter while both factors agree.
 
-use super::tiles::{Product, half_factors, multiple, products};
+use super::tiles::{Product, multiple, products};
 use super::{Axis, Illegal, Role, Scheduled};
 use crate::dtype::{DType, Scalar};
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
 use crate::scalar::Fold;
+use crate::schedule::half_factors;
 use std::collections::HashMap;
 
 /// Threads, rows of weights, tokens and parts of the inputs of one product.

@@ -11,8 +11,8 @@ use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::simplify1;
 use crate::rules::sum::affine;
-use crate::scalar::{Binary, Fold};
-use crate::schedule::Stage;
+use crate::scalar::Fold;
+use crate::schedule::{Stage, half_factors};
 use std::collections::HashMap;
 
 /// Rows and columns of a tile; a step of the unit takes twice as many inputs.
@@ -34,14 +34,6 @@ const MORE: i64 = 4;
 const ITEMS: i64 = 16;
 
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
-
-/// The factors of a product of two bf16 numbers.
-pub fn half_factors<'g>(body: Ex<'g>) -> Option<(Ex<'g>, Ex<'g>)> {
-    let half = |e: Ex<'g>| {
-        (e.op() == Op::Cast && e.dtype() == DType::F32 && e.arg(0).dtype() == DType::BF16).then(|| e.arg(0))
-    };
-    (body.op() == Op::Binary(Binary::Mul)).then(|| Some((half(body.arg(0))?, half(body.arg(1))?)))?
-}
 
 /// The range of the tokens, or those of tiles of tokens and of the tokens in one.
 #[derive(Clone, Copy)]

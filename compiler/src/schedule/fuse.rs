@@ -15,9 +15,8 @@
 //! is, every block of its readers computes again for itself.
 
 use super::lower::{Lower, at_parts, flatten, reads};
-use super::{Kernel, Program, Stage, length};
+use super::{Kernel, Program, Stage, half_factors, length};
 use crate::codegen::Caps;
-use crate::dtype::DType;
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
@@ -195,9 +194,8 @@ impl<'g> Item<'g> {
 
     /// Is it a sum of products of bf16, which a tile unit takes for many rows at a time?
     fn halves(&self) -> bool {
-        let half = |e: Ex| e.op() == Op::Cast && e.arg(0).dtype() == DType::BF16;
-        let product = |e: Ex| e.op() == Op::Binary(Binary::Mul) && e.args().into_iter().all(half);
-        topo(&[self.body]).into_iter().any(|e| matches!(e.op(), Op::Fold(..)) && product(e.arg(0)))
+        let sums = |e: &Ex| matches!(e.op(), Op::Fold(..)) && half_factors(e.arg(0)).is_some();
+        topo(&[self.body]).iter().any(sums)
     }
 
     /// Does every row read the same elements of a larger tensor?

@@ -12,7 +12,9 @@ pub use beside::beside;
 pub use fuse::{Grain, program};
 pub use memory::{Arena, buffer_bytes, plan_memory};
 
+use crate::dtype::DType;
 use crate::graph::{Ex, Graph, Op, topo};
+use crate::scalar::Binary;
 use crate::shape::product;
 
 /// One nest of ranges that ends in a store.
@@ -57,6 +59,14 @@ pub fn length(mem: Ex) -> Ex {
         Op::Local(_) => mem.arg(0),
         _ => product(mem.g, &mem.dims()),
     }
+}
+
+/// The factors of a product of two bf16 numbers.
+pub fn half_factors<'g>(body: Ex<'g>) -> Option<(Ex<'g>, Ex<'g>)> {
+    let half = |e: Ex<'g>| {
+        (e.op() == Op::Cast && e.dtype() == DType::F32 && e.arg(0).dtype() == DType::BF16).then(|| e.arg(0))
+    };
+    (body.op() == Op::Binary(Binary::Mul)).then(|| Some((half(body.arg(0))?, half(body.arg(1))?)))?
 }
 
 #[derive(Clone)]
