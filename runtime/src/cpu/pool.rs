@@ -176,20 +176,21 @@ impl Shared {
     /// One worker's part of a step, from behind the barrier that starts it to behind the one that ends it.
     unsafe fn walk(&self, step: &Step, worker: usize, passed: &mut dyn FnMut()) {
         let apart = self.apart.load(Relaxed);
-        let (mut meetings, mut first) = (Meetings::default(), 0);
+        let mut meetings = Meetings::default();
         passed();
         for (i, launch) in step.launches.iter().enumerate() {
+            let since = i - meetings.since(i)..i;
             if meetings.before(i, launch.grid, launch.after, apart) {
                 // SAFETY: the caller's promise.
-                self.meet(|| unsafe { self.help(step, first..i, worker) });
+                self.meet(|| unsafe { self.help(step, since, worker) });
                 passed();
-                first = i;
             }
             // SAFETY: the caller's promise; the launches this one depends on are over.
-            unsafe { self.share(step, i, i - first, worker, worker) };
+            unsafe { self.share(step, i, meetings.since(i), worker, worker) };
         }
+        let end = step.launches.len();
         // SAFETY: the caller's promise.
-        self.meet(|| unsafe { self.help(step, first..step.launches.len(), worker) });
+        self.meet(|| unsafe { self.help(step, end - meetings.since(end)..end, worker) });
         passed();
     }
 
