@@ -1,8 +1,8 @@
 //! How fast this machine reads memory: the yardstick that the program calls 100%.
 //!
 //! In: a device and how much to read. Out: GB/s of several passes over memory that no cache holds. The reading loop is a
-//! linear program like any other, so it gets the huge pages, the vector width and the threads that kernels get, and a
-//! prefetch 4 KiB ahead.
+//! linear program like any other, so it gets the huge pages, the vector width and the threads that kernels get. A CPU's
+//! core reads eight places at a time, each with a prefetch ahead: that gives it 1.4 times what one place does.
 
 use crate::buffer::Buffer;
 use crate::device::{Device, Error, Prepared, Program};
@@ -32,10 +32,10 @@ impl Bandwidth {
 
 /// Bytes one grid index reads.
 const BLOCK: usize = 256 << 10;
-/// Vectors read in one round of the loop, each into its own accumulator.
+/// Vectors read in one round of the loop, each into its own accumulator; on a CPU each from its own part of the block.
 const UNROLL: usize = 8;
 /// Bytes between what is prefetched and what is read.
-const AHEAD: i64 = 4096;
+const AHEAD: i64 = 1024;
 
 /// Far more than the last cache holds, yet at most a third of the free memory.
 pub fn working_set() -> usize {
@@ -165,16 +165,18 @@ fn sum(blocks: usize, shape: Shape) -> Linear {
     let sums: Vec<Reg> = (0..UNROLL).map(|_| p.reg(vector)).collect();
     let carried = sums.iter().map(|s| (*s, zero)).collect();
     p.code.push(Inst::Loop { var: round, extent: rounds, carried });
-    let index = advance(&mut p, first, round, (UNROLL * shape.elements()) as i64);
+    let part = if shape.threads == 1 { BLOCK / 4 / UNROLL } else { shape.elements() };
+    let step = if shape.threads == 1 { shape.elements() } else { UNROLL * part };
+    let index = advance(&mut p, first, round, step as i64);
     let byte = p.op(DType::I64, Op::Binary(Binary::Mul), &[index, four]);
     let mut next = vec![];
     for (i, &sum) in sums.iter().enumerate() {
-        let at = (i * vector.bytes()) as i64;
-        if shape.threads == 1 && at % 64 == 0 {
-            p.code.push(Inst::Prefetch { mem: Mem::Global(0), index: byte, offset: at + AHEAD, gate: None });
+        let offset = (i * part) as i64;
+        if shape.threads == 1 {
+            let offset = 4 * offset + AHEAD;
+            p.code.push(Inst::Prefetch { mem: Mem::Global(0), index: byte, offset, gate: None });
         }
         let dst = p.reg(vector);
-        let offset = (i * shape.elements()) as i64;
         p.code.push(Inst::Load { dst, mem: Mem::Global(0), index, offset, gate: None });
         next.push(p.op(vector, Op::Binary(Binary::Add), &[sum, dst]));
     }

@@ -23,8 +23,11 @@ const PREFETCH: usize = 4096;
 /// The same where the stream hops from expert to expert: what is fetched past the end of a hop is not read.
 const HOPPING: usize = 1024;
 
-/// Tiles of rows that are summed together there: as many places of memory are read at a time.
-const TILES: usize = 4;
+/// Places of memory that are read at a time, each a stream of weights: a core has more of it on their way than of one.
+const STREAMS: usize = 4;
+
+/// Blocks of inputs in rows that are long enough for it.
+const LONG: i64 = 16;
 
 /// Outputs of the longer side of a register tile.
 const SIDE: i64 = 4;
@@ -163,17 +166,10 @@ impl<'g> Proposal<'g, '_> {
             self.put(Action::Vector, r, wide);
             self.put(Action::Upcast, r, 0);
             self.unroll_small(stage, 2);
+            let several = |(_, a): &(usize, Axis)| a.extent() != Some(1);
+            let alone = self.token_axis(stage, &weights).filter(several).is_none();
             self.tokens(stage, &weights);
-            let hops =
-                self.reduces(stage).iter().any(|(_, a)| weights.iter().any(|w| chosen_by(*w, a.range)));
-            let long = |a: &Axis| a.extent().is_none_or(|e| e > 1);
-            let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| long(a)).collect();
-            if let ([(tiles, a)], true) = (&outs[..], hops)
-                && a.extent().is_some_and(|e| e % TILES as i64 == 0)
-            {
-                self.put(Action::Upcast, *tiles, TILES);
-            }
-            self.put(Action::Prefetch, 0, if hops { HOPPING } else { PREFETCH } / 64);
+            self.streams(stage, &weights, alone);
             return;
         }
         let store = self.s.kernel.stages[stage].store;
@@ -208,6 +204,29 @@ impl<'g> Proposal<'g, '_> {
             None => self.together(stage, store, wide as i64),
         }
         self.unroll_small(stage, 8);
+    }
+
+    /// Sums several tiles of rows together where a token is `alone`, so that several streams of weights are read at a time.
+    /// Gate and up are such streams already.
+    fn streams(&mut self, stage: usize, weights: &[Ex<'g>], alone: bool) {
+        let hops = self.reduces(stage).iter().any(|(_, a)| weights.iter().any(|w| chosen_by(*w, a.range)));
+        let planes: HashSet<Ex> =
+            topo(weights).into_iter().filter(|e| e.op() == Op::Load).map(|e| e.arg(0)).collect();
+        let blocks: i64 = self.reduces(stage).iter().map(|(_, a)| a.range.arg(0).bounds().1).product();
+        let n = match planes.len() {
+            _ if hops => STREAMS,
+            planes if alone && weights.len() == 1 && blocks >= LONG => (STREAMS / planes).max(1),
+            _ => 1,
+        };
+        let tiles = self.outs(stage).into_iter().rfind(|(_, a)| weights.iter().any(|w| reads(*w, a.range)));
+        let tiles = tiles.filter(|(_, a)| n > 1 && a.extent().is_some_and(|e| e % n as i64 == 0));
+        let more = tiles.is_some_and(|(i, _)| self.put(Action::Upcast, i, n));
+        let ahead = match n {
+            _ if hops => HOPPING,
+            STREAMS if more => PREFETCH / 2,
+            _ => PREFETCH,
+        };
+        self.put(Action::Prefetch, 0, ahead / 64);
     }
 
     /// What else belongs to a load where lanes are rows of interleaved weights.
