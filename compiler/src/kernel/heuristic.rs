@@ -10,7 +10,7 @@ use super::tiles::{multiple, sums_tiles};
 use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
 use crate::dtype::DType;
-use crate::graph::{Ex, Kind, Op, topo};
+use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::simplify1;
 use crate::rules::sum::affine;
@@ -20,7 +20,7 @@ use std::collections::{HashMap, HashSet};
 /// Bytes to fetch ahead of a stream of weights; with huge pages this reaches the speed of a bare read loop.
 const PREFETCH: usize = 4096;
 
-/// The same where the stream hops from expert to expert: what is fetched past the end of a hop is not read.
+/// The same where streams hop from expert to expert: what is fetched past the end of a hop may not be read.
 const HOPPING: usize = 1024;
 
 /// Places of memory that are read at a time, each a stream of weights: a core has more of it on their way than of one.
@@ -206,27 +206,28 @@ impl<'g> Proposal<'g, '_> {
         self.unroll_small(stage, 8);
     }
 
-    /// Sums several tiles of rows together where a token is `alone`, so that several streams of weights are read at a time.
-    /// Gate and up are such streams already.
+    /// Reads several streams of weights at a time: those of the experts of a sum, else tiles of rows where a token is
+    /// `alone`. Gate and up are such streams already.
     fn streams(&mut self, stage: usize, weights: &[Ex<'g>], alone: bool) {
-        let hops = self.reduces(stage).iter().any(|(_, a)| weights.iter().any(|w| chosen_by(*w, a.range)));
-        let planes: HashSet<Ex> =
-            topo(weights).into_iter().filter(|e| e.op() == Op::Load).map(|e| e.arg(0)).collect();
-        let blocks: i64 = self.reduces(stage).iter().map(|(_, a)| a.range.arg(0).bounds().1).product();
-        let n = match planes.len() {
-            _ if hops => STREAMS,
-            planes if alone && weights.len() == 1 && blocks >= LONG => (STREAMS / planes).max(1),
-            _ => 1,
-        };
+        let reduces = self.reduces(stage);
+        let experts = reduces.iter().find(|(_, a)| weights.iter().any(|w| chosen_by(*w, a.range)));
+        if let Some((i, a)) = experts {
+            let n = a.extent().map_or(1, |e| divisor(e, STREAMS as i64));
+            self.put(Action::Unroll, *i, n as usize);
+            self.put(Action::Prefetch, 0, HOPPING / 64);
+            return;
+        }
+        let blocks: i64 = reduces.iter().map(|(_, a)| a.range.arg(0).bounds().1).product();
+        let planes: HashSet<Id> =
+            topo(weights).into_iter().filter(|e| e.op() == Op::Load).map(|e| e.arg(0).id).collect();
+        let n = STREAMS / planes.len();
         let tiles = self.outs(stage).into_iter().rfind(|(_, a)| weights.iter().any(|w| reads(*w, a.range)));
-        let tiles = tiles.filter(|(_, a)| n > 1 && a.extent().is_some_and(|e| e % n as i64 == 0));
-        let more = tiles.is_some_and(|(i, _)| self.put(Action::Upcast, i, n));
-        let ahead = match n {
-            _ if hops => HOPPING,
-            STREAMS if more => PREFETCH / 2,
-            _ => PREFETCH,
-        };
-        self.put(Action::Prefetch, 0, ahead / 64);
+        let tiles = tiles.filter(|(_, a)| {
+            let fits = n > 1 && a.extent().is_some_and(|e| e % n as i64 == 0);
+            fits && alone && weights.len() == 1 && blocks >= LONG
+        });
+        let four = tiles.is_some_and(|(i, _)| self.put(Action::Upcast, i, n)) && n == STREAMS;
+        self.put(Action::Prefetch, 0, if four { PREFETCH / 2 } else { PREFETCH } / 64);
     }
 
     /// What else belongs to a load where lanes are rows of interleaved weights.
