@@ -210,10 +210,21 @@ impl<'g> Proposal<'g, '_> {
     /// `alone`. Gate and up are such streams already.
     fn streams(&mut self, stage: usize, weights: &[Ex<'g>], alone: bool) {
         let reduces = self.reduces(stage);
-        let experts = reduces.iter().find(|(_, a)| weights.iter().any(|w| chosen_by(*w, a.range)));
+        let chosen = |a: &Axis<'g>| weights.iter().any(|w| chosen_by(*w, a.range));
+        let experts = reduces.iter().find(|(_, a)| chosen(a));
         if let Some((i, a)) = experts {
             let n = a.extent().map_or(1, |e| divisor(e, STREAMS as i64));
             self.put(Action::Unroll, *i, n as usize);
+        }
+        // Tokens that choose the same experts: who has some of the rows has them of all experts, and reads none twice.
+        let rows: Vec<_> = self.serial(stage, |r| matches!(r, Role::Row | Role::Out(_)));
+        let choices: Vec<_> = rows.iter().filter(|(_, a)| a.extent() != Some(1) && chosen(a)).collect();
+        let several = choices.len() + experts.is_some() as usize > 1;
+        let place = rows.iter().rfind(|(_, a)| weights.iter().any(|w| reads(*w, a.range)) && !chosen(a));
+        if let (Some((first, _)), Some((place, _)), true) = (choices.first(), place, several) {
+            self.put(Action::Swap, *first, *place);
+        }
+        if experts.is_some() || several {
             self.put(Action::Prefetch, 0, HOPPING / 64);
             return;
         }
