@@ -51,6 +51,9 @@ impl Grain {
 /// Rows from which on a kernel of several stages has enough.
 const ENOUGH: i64 = 32;
 
+/// Element operations of a product that one worker does while the others wait.
+const ALONE: i64 = 1 << 15;
+
 /// Element operations that are done again in every block rather than in a kernel of their own, and the blocks that a GPU
 /// runs at a time.
 const AGAIN: i64 = 1 << 15;
@@ -328,8 +331,10 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
                     Some(most) if count >= ENOUGH => most,
                     _ => grain.work,
                 };
-                let work = |i: &Item| i.work(if grain.blocks.is_none() && i.shares(rows) { 0 } else { rows });
-                all().map(work).sum::<i64>() <= most
+                let together = |i: &Item| grain.blocks.is_none() && i.shares(rows);
+                let work = |i: &Item| i.work(if together(i) { 0 } else { rows });
+                let crowd = all().any(|i| count == 1 && together(i) && i.work(0) > ALONE);
+                !crowd && all().map(work).sum::<i64>() <= most
             };
             // Rows that crowd each other may be one.
             let fewer = (1..rows).rev().filter(|_| grain.blocks.is_some());
