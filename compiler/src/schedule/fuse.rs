@@ -7,7 +7,8 @@
 //!
 //! Kept tensors whose rows match become stages of one kernel as long as one row is little work: a kernel of several
 //! stages has only its rows to spread over the machine. Rows that read the same memory, as those of a matrix product do,
-//! count together, since a kernel of stages reads it again for each. Nothing joins the kernel of a `contiguous` tensor
+//! count together, since a kernel of stages reads it again for each; of a single row they are one worker's only while they
+//! are little. Nothing joins the kernel of a `contiguous` tensor
 //! that it reads, and on a CPU a sum of bf16 products joins none: a tile unit takes it for many rows at a time.
 //!
 //! A GPU has processors enough for rows that are cut smaller: blocks of a product's rows, which the quantisation behind
@@ -51,7 +52,7 @@ impl Grain {
 /// Rows from which on a kernel of several stages has enough.
 const ENOUGH: i64 = 32;
 
-/// Element operations of a product that one worker does while the others wait.
+/// Element operations of a row's product that one worker does while the others wait, at most.
 const ALONE: i64 = 1 << 15;
 
 /// Element operations that are done again in every block rather than in a kernel of their own, and the blocks that a GPU
@@ -333,8 +334,8 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
                 };
                 let together = |i: &Item| grain.blocks.is_none() && i.shares(rows);
                 let work = |i: &Item| i.work(if together(i) { 0 } else { rows });
-                let crowd = all().any(|i| count == 1 && together(i) && i.work(0) > ALONE);
-                !crowd && all().map(work).sum::<i64>() <= most
+                let alone = all().any(|i| count == 1 && together(i) && i.work(0) > ALONE);
+                !alone && all().map(work).sum::<i64>() <= most
             };
             // Rows that crowd each other may be one.
             let fewer = (1..rows).rev().filter(|_| grain.blocks.is_some());

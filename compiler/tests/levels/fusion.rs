@@ -32,7 +32,16 @@ fn rows_of_little_work_are_one_kernel() {
         vec![q.q, q.d, q.s16, q.s32]
     });
     assert_eq!(count(&norm), 1, "norm and quantise");
-    assert_eq!(count(&case(&g, Form::Router(4), 64, 2048)), 1, "scores, bias, choice and weights");
+    assert_eq!(count(&case(&g, Form::Router(4), 16, 256)), 1, "scores, bias, choice and weights");
+}
+
+#[test]
+fn the_product_of_one_row_is_for_all_workers() {
+    let g = Graph::new();
+    let router = case(&g, Form::Router(4), 64, 2048);
+    let rows =
+        |k: &compiler::schedule::Kernel| k.rows.iter().filter_map(|r| r.arg(0).as_int()).product::<i64>();
+    assert_eq!(router.kernels.iter().map(rows).collect::<Vec<_>>(), [64, 1], "scores, then the choice");
 }
 
 #[test]
