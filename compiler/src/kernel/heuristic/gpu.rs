@@ -230,7 +230,7 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// A register tile of the first outputs, as heads are, by some of the last, so that what both read is loaded for many
-    /// products; each load is as wide as can be.
+    /// products.
     fn by_tiles(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], block: i64) {
         let store = self.s.kernel.stages[stage].store;
         let [(k, sum)] = *sums else { return self.by_lanes(stage, sums, true, block) };
@@ -241,7 +241,9 @@ impl<'g> Proposal<'g, '_> {
         self.put(Action::Upcast, first, even(heads.extent(), HEADS) as usize);
         // What lies side by side is stored at once too.
         let tile = if column { Action::Vector } else { Action::Upcast };
-        let bytes = summed(store).iter().map(|l| l.dtype().bytes()).min().unwrap_or(4) as i64;
+        // The widest elements fill a load: with two loads of them for one of the others, lanes would lie two loads apart,
+        // and in local memory those meet in the same banks.
+        let bytes = summed(store).iter().map(|l| l.dtype().bytes()).max().unwrap_or(4) as i64;
         let side = even(sum.extent(), self.caps.vector_bytes as i64 / bytes);
         let lanes = [8, 4, 2].into_iter().find(|n| work(sum.range) / side % n == 0).unwrap_or(1);
         // Rather fewer rows a thread than threads without any.
