@@ -232,12 +232,11 @@ impl<'g> Proposal<'g, '_> {
         let planes: HashSet<Id> =
             topo(weights).into_iter().filter(|e| e.op() == Op::Load).map(|e| e.arg(0).id).collect();
         let n = STREAMS / planes.len();
-        let tiles = self.outs(stage).into_iter().rfind(|(_, a)| weights.iter().any(|w| reads(*w, a.range)));
-        let tiles = tiles.filter(|(_, a)| {
+        let tiles = place.filter(|(_, a)| {
             let fits = n > 1 && a.extent().is_some_and(|e| e % n as i64 == 0);
             fits && alone && weights.len() == 1 && blocks >= LONG
         });
-        let four = tiles.is_some_and(|(i, _)| self.put(Action::Upcast, i, n)) && n == STREAMS;
+        let four = tiles.is_some_and(|(i, _)| self.put(Action::Upcast, *i, n)) && n == STREAMS;
         self.put(Action::Prefetch, 0, if four { PREFETCH / 2 } else { PREFETCH } / 64);
     }
 
