@@ -48,9 +48,9 @@ pub enum Inst {
     Barrier { width: Option<u32> },
     /// Folds `src` over aligned groups of `width` neighbouring threads; each thread of the group gets the result.
     LaneReduce { dst: Reg, fold: Fold, src: Reg, width: u32 },
-    /// Every 32 neighbouring threads add the product of a 16×16 and a 16×8 matrix of bf16 to one of f32. Thread 4g + t
-    /// holds four inputs (bf16x4) of rows g (`a[0]`) and g + 8 (`a[1]`) and of column g (`b`); which four is the same for
-    /// all g. Of the sums it holds columns 2t and 2t + 1 of row g, then of row g + 8 (f32x4).
+    /// Every 32 neighbouring threads add the product of a 16×16 and a 16×8 matrix, both of bf16 or of f16, to one of f32.
+    /// Thread 4g + t holds four inputs (bf16x4 or f16x4) of rows g (`a[0]`) and g + 8 (`a[1]`) and of column g (`b`); which
+    /// four is the same for all g. Of the sums it holds columns 2t and 2t + 1 of row g, then of row g + 8 (f32x4).
     Mma { dst: Reg, acc: Reg, a: [Reg; 2], b: Reg },
     /// Matrix product on a tile unit. `a`: 16 rows, `stride` elements apart, of `4·b.len()` i8 elements from
     /// `index + offset` on. `b[j]`: 16 columns × 4 inputs of u8 (u8x64), at most 16 of them. `dst[m]` (i32x16):

@@ -60,9 +60,9 @@ pub fn linear<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
     (x.unsqueeze(-2) * w.unsqueeze(-3)).sum(-1).squeeze(-1)
 }
 
-/// As [`linear`], x being bf16 and w rounded to it: what tile units multiply.
+/// As [`linear`], x being bf16 or f16 and w rounded to it: what matrix units multiply.
 pub fn linear_half<'g>(x: Tensor<'g>, w: Tensor<'g>) -> Tensor<'g> {
-    linear(x.cast(Scalar::F32), w.cast(Scalar::BF16).cast(Scalar::F32))
+    linear(x.cast(Scalar::F32), w.cast(x.dtype().scalar).cast(Scalar::F32))
 }
 
 pub fn rms_norm<'g>(x: Tensor<'g>, w: Tensor<'g>, eps: f32) -> Tensor<'g> {

@@ -27,6 +27,10 @@ const WARP_BLOCK: i64 = 128;
 /// Most heads that share what a piece reads of the cache.
 const SHARING: i64 = 5;
 
+/// The same on a matrix unit, and as many as are worth it.
+const SHARING_BY_WARPS: i64 = 32;
+const HEADS: i64 = 8;
+
 /// Columns of values that are added up over the pieces together.
 const COLUMNS: i64 = 32;
 
@@ -95,6 +99,8 @@ pub struct Place<'g> {
     /// What computes scores and values in bf16, if anything.
     halves: Option<Unit>,
     in_pieces: bool,
+    /// Are pieces for a matrix unit that takes what the cache holds?
+    by_warps: bool,
     reach: Reach,
     pub paging: Option<Paging<'g>>,
 }
@@ -125,6 +131,7 @@ impl<'g> Place<'g> {
             tokens,
             halves: numbers.halves(tokens).filter(|_| !in_pieces(tokens, numbers, reach)),
             in_pieces: in_pieces(tokens, numbers, reach),
+            by_warps: numbers.unit == Some(Unit::Warp) && numbers.cache() == DType::F16,
             pos: g.symbol("pos", (0, capacity - tokens)),
             blocks,
             block,
@@ -270,23 +277,28 @@ fn attend_in_pieces<'g>(
     at: &Place<'g>,
 ) -> Tensor<'g> {
     let (g, [t, groups, heads, width]) = (q.graph(), [0, 1, 2, 3].map(|i| q.size(i)));
-    let sharing = (2..=SHARING).rev().find(|n| heads % n == 0).unwrap_or(heads);
+    let by_warps = at.by_warps && heads >= HEADS;
+    let most = if by_warps { SHARING_BY_WARPS } else { SHARING };
+    let sharing = (2..=most).rev().find(|n| heads % n == 0).unwrap_or(heads);
+    let half = |x: Tensor<'g>| if by_warps { x.cast(Scalar::F16) } else { x };
+    let product = if by_warps { ops::linear_half } else { ops::linear };
     // All are [T, blocks, G, R / sharing, sharing, ..]: what comes before the last heads is one piece of work.
     let pieces = |x: Tensor<'g>| {
         let own = if x.rank() == 4 { t } else { 1 };
         let row = [groups, x.size(-1)].map(|n| g.int(n));
-        let x = x.widen().reshape([&[g.int(own), at.blocks, g.int(at.block)], &row[..]].concat());
+        let x = if by_warps { x } else { x.widen() };
+        let x = x.reshape([&[g.int(own), at.blocks, g.int(at.block)], &row[..]].concat());
         x.move_axis(2, 3).unsqueeze(3)
     };
-    let q = q.contiguous().reshape([t, 1, groups, heads / sharing, sharing, width]);
-    // Read once by each piece.
-    let q = if t == 1 { q.contiguous() } else { q };
+    let q = half(q).contiguous().reshape([t, 1, groups, heads / sharing, sharing, width]);
+    // Read once by each piece, where its threads do not share what they read.
+    let q = if t == 1 && !by_warps { q.contiguous() } else { q };
     let key = g.iota_dim(at.length()).reshape([at.blocks, g.int(1), g.int(1), g.int(1), g.int(at.block)]);
-    let scores = at.masked(ops::linear(q, pieces(keys)) * scale, key, 0, 0);
+    let scores = at.masked(product(q, pieces(keys)) * scale, key, 0, 0);
     let most = scores.max(-1);
-    let e = (scores - most).exp();
-    let y = ops::linear(e, pieces(values).transpose(-1, -2));
-    let [most, sum, y] = [most, e.sum(-1), y].map(|x| x.contiguous());
+    let e = half((scores - most).exp());
+    let y = product(e, pieces(values).transpose(-1, -2));
+    let [most, sum, y] = [most, e.widen().sum(-1), y].map(|x| x.contiguous());
     // The pieces last. A few columns have their own sums of them: more to do, but for more processors. The rows are those
     // of the product behind: heads by themselves where each has a matrix of its own.
     let (all, v) = (groups * heads, y.size(-1));

@@ -19,9 +19,10 @@ pub fn expand<'g>(s: &Scheduled<'g>) -> Result<Vec<Vec<Ex<'g>>>, Illegal> {
     s.kernel
         .stages
         .iter()
-        .map(|stage| {
-            let store = unroll_folds(g, stage.store, s.warp.map(|w| w.part))?;
-            let store = match s.warp {
+        .enumerate()
+        .map(|(i, stage)| {
+            let store = unroll_folds(g, stage.store, s.warp(i).map(|w| w.part))?;
+            let store = match s.warp(i) {
                 Some(warp) => mma::fragments(g, store, warp)?,
                 None => store,
             };

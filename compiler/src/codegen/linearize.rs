@@ -8,7 +8,7 @@ use super::ahead::{LINE, Stretch, stretches};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::hash::{FastSet, IdMap};
-use crate::kernel::{Axis, Scheduled};
+use crate::kernel::{Axis, Scheduled, mma};
 use crate::linear::{self, Count, Inst, Linear, Local, Mem, Reg};
 use crate::rewrite::Ranges;
 use crate::scalar::{Binary, Fold};
@@ -70,8 +70,8 @@ pub fn linearize<'g>(s: &Scheduled<'g>, stages: &[Vec<Ex<'g>>]) -> Linear {
         prefetch: s.prefetch,
     };
     // Threads that exchange registers come in full groups.
-    let group =
-        s.axes.iter().filter(|a| a.kind() == Kind::Lane).filter_map(|a| a.extent()).max().unwrap_or(1);
+    let lanes = s.axes.iter().filter(|a| a.kind() == Kind::Lane).filter_map(|a| a.extent());
+    let group = lanes.chain(s.warps.iter().map(|_| mma::THREADS)).max().unwrap_or(1);
     let threads = (0..stages.len()).map(|i| s.threads(i)).max().unwrap_or(1);
     l.out.threads = (threads as u32).next_multiple_of(group as u32);
     l.grid(&grid_order);

@@ -1,9 +1,10 @@
-//! Loads of neighbours become one wide load.
+//! Loads of neighbours become one wide load, stores of neighbours one wide store.
 //!
 //! In: a linear program whose unrolled copies read next to each other (the quants of one block, four bytes at a time).
 //! Out: the same program with one load of up to `bytes` bytes in the place of the first, of which the others are
 //! slices. Only loads of the same memory, index and gate between two stores, barriers or loop edges are joined, and
-//! only to powers of two that start at a multiple of their own width, so that what was aligned stays so.
+//! only to powers of two that start at a multiple of their own width, so that what was aligned stays so. Stores are joined
+//! where they follow each other.
 
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use std::collections::HashMap;
@@ -20,8 +21,41 @@ pub fn widen(mut l: Linear, bytes: usize) -> Linear {
         block(&mut l, &rest[..n], bytes, &mut out);
         rest = &rest[n..];
     }
-    l.code = out;
+    l.code = stores(&mut l, &out, bytes);
     l
+}
+
+fn stores(l: &mut Linear, code: &[Inst], bytes: usize) -> Vec<Inst> {
+    let mut out = Vec::with_capacity(code.len());
+    let mut i = 0;
+    while i < code.len() {
+        let joined = [8, 4, 2].into_iter().find_map(|n| Some((n, beside(l, code.get(i..i + n)?, bytes)?)));
+        let (Some((n, values)), Inst::Store { mem, index, offset, gate, .. }) = (joined, &code[i]) else {
+            out.push(code[i].clone());
+            i += 1;
+            continue;
+        };
+        let value = l.reg(l.dtype(values[0]).with_lanes(n as u16));
+        out.push(Inst::Op { dst: value, op: Op::Stack, args: values });
+        out.push(Inst::Store { mem: *mem, index: *index, offset: *offset, value, gate: *gate });
+        i += n;
+    }
+    out
+}
+
+/// What is stored, if these are stores of single elements side by side that fit one.
+fn beside(l: &Linear, code: &[Inst], bytes: usize) -> Option<Vec<Reg>> {
+    let Inst::Store { mem, index, offset, gate, value } = &code[0] else { return None };
+    let (t, n) = (l.dtype(*value), code.len());
+    let follows = |(k, i): (usize, &Inst)| match i {
+        Inst::Store { mem: m, index: x, offset: o, gate: g, value } => {
+            let place = (m, x, g) == (mem, index, gate) && *o == offset + k as i64;
+            (place && l.dtype(*value) == t).then_some(*value)
+        }
+        _ => None,
+    };
+    let whole = t.lanes == 1 && t.bytes() * n <= bytes && offset.rem_euclid(n as i64) == 0;
+    whole.then(|| code.iter().enumerate().map(follows).collect())?
 }
 
 /// What loads must have in common to be joined.

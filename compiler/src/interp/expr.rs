@@ -165,7 +165,7 @@ impl<'a, 'e> Evaluation<'a, 'e> {
         let &[acc, first, second, b, thread] = args else { panic!("a product of {} parts", args.len()) };
         let own = self.scalar(thread).as_int();
         let acc = self.eval(acc);
-        let sums = mma(own as usize, &acc, |part, t| {
+        let sums = mma(own as usize, args[3].dtype().scalar, &acc, |part, t| {
             self.env.ranges.insert(thread.id, t as i64);
             Evaluation::new(self.env, self.ranges).eval([first, second, b][part]).to_vec()
         });

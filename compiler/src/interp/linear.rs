@@ -204,7 +204,9 @@ impl<'a> Machine<'a> {
                         }
                         let parts = [a[0], a[1], *b];
                         let held = |part: usize, t: usize| self.get(parts[part], group + t).to_vec();
-                        let sums: Vec<_> = (0..32).map(|t| mma(t, self.get(*acc, group + t), held)).collect();
+                        let half = self.program.dtype(*b).scalar;
+                        let sum = |t| mma(t, half, self.get(*acc, group + t), held);
+                        let sums: Vec<_> = (0..32).map(sum).collect();
                         for (t, own) in sums.into_iter().enumerate() {
                             self.result = own;
                             self.set(*dst, group + t);

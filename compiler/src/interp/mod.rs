@@ -9,12 +9,12 @@ pub mod tensor;
 use crate::dtype::{Bits, Scalar};
 use crate::scalar;
 
-/// What thread `t` of 32 gets of [`crate::linear::Inst::Mma`]: its sums before, and what a thread holds of a part, 0 and 1
-/// being rows and 2 columns.
-fn mma(t: usize, acc: &[Bits], mut held: impl FnMut(usize, usize) -> Vec<Bits>) -> Vec<Bits> {
-    let mut wide = |part: usize, of: usize| -> Vec<f32> {
-        let inputs = (4 * of..4 * of + 4).flat_map(|u| held(part, u)).collect::<Vec<_>>();
-        inputs.into_iter().map(|v| scalar::cast(Scalar::BF16, Scalar::F32, v).as_float()).collect()
+/// What thread `t` of 32 gets of [`crate::linear::Inst::Mma`] of such inputs: its sums before, and what a thread holds of a
+/// part, 0 and 1 being rows and 2 columns.
+fn mma(t: usize, of: Scalar, acc: &[Bits], mut held: impl FnMut(usize, usize) -> Vec<Bits>) -> Vec<Bits> {
+    let mut wide = |part: usize, row: usize| -> Vec<f32> {
+        let inputs = (4 * row..4 * row + 4).flat_map(|u| held(part, u)).collect::<Vec<_>>();
+        inputs.into_iter().map(|v| scalar::cast(of, Scalar::F32, v).as_float()).collect()
     };
     let rows = [0, 1].map(|part| wide(part, t / 4));
     let columns = [0, 1].map(|side| wide(2, t % 4 * 2 + side));

@@ -1,6 +1,6 @@
-//! Sums of bf16 products by the 32 threads of a warp.
+//! Sums of products of bf16 or f16 by the 32 threads of a warp.
 //!
-//! In: a kernel of one stage whose sums are of products of bf16. Out: the same with 16 rows of weights, eight tokens and
+//! In: a kernel with a stage whose sums are of such products. Out: the same with 16 rows of weights, eight tokens and
 //! four inputs spread over threads as [`Inst::Mma`](crate::linear::Inst::Mma) wants the sums. What a thread computes for
 //! the product is found when inputs are unrolled ([`fragments`]): the ordinary expression of each number that it holds, so
 //! that weights are unpacked in registers. Which inputs stand side by side does not matter while both factors agree.
@@ -10,25 +10,37 @@ use super::{Axis, Illegal, Role, Scheduled};
 use crate::dtype::{DType, Scalar};
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
 use crate::rewrite::substitute;
+use crate::rules::sum::affine;
 use crate::rules::{simplify, simplify1};
 use crate::scalar::Fold;
 use crate::schedule::half_factors;
 use std::collections::HashMap;
 
 /// Threads, rows of weights, tokens and parts of the inputs of one product.
-const THREADS: i64 = 32;
+pub const THREADS: i64 = 32;
 const ROWS: i64 = 16;
 const TOKENS: i64 = 8;
 pub(super) const PARTS: i64 = 4;
 
-/// The ranges of a product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token `2·(thread%4) + side`
+/// Rows that a thread has side by side.
+const BESIDE: i64 = 8;
+
+/// The ranges of a stage's product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token `2·(thread%4) + side`
 /// of eight; part `part` of the inputs.
 #[derive(Clone, Copy)]
 pub struct Warp<'g> {
+    pub stage: usize,
     pub thread: Ex<'g>,
     pub half: Ex<'g>,
     pub side: Ex<'g>,
     pub part: Ex<'g>,
+}
+
+impl<'g> Warp<'g> {
+    pub(super) fn each(&self, f: impl Fn(Ex<'g>) -> Ex<'g>) -> Warp<'g> {
+        let Warp { stage, thread, half, side, part } = *self;
+        Warp { stage, thread: f(thread), half: f(half), side: f(side), part: f(part) }
+    }
 }
 
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
@@ -36,38 +48,58 @@ macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 impl<'g> Scheduled<'g> {
     /// Products of the tokens along one axis with weights, the inputs along another by four.
     pub(super) fn mma(&mut self, tokens: usize, inputs: usize) -> Result<(), Illegal> {
-        let taken = |a: &Axis| matches!(a.kind(), Kind::Vector | Kind::Lane);
-        if self.kernel.stages.len() > 1 || self.warp.is_some() || self.axes.iter().any(taken) {
-            refuse!("mma: wants one stage, and is alone to spread it over lanes");
+        let single = self.kernel.stages.len() == 1;
+        let stage = match self.axes[tokens].role {
+            Role::Out(s) => s,
+            _ if single => 0,
+            _ => refuse!("mma: the stages share their rows"),
+        };
+        let taken = |(_, a): (usize, &Axis<'g>)| matches!(a.kind(), Kind::Vector | Kind::Lane);
+        if self.warp(stage).is_some() || self.of_stage(stage).any(taken) {
+            refuse!("mma: is alone to spread the stage over lanes");
         }
         let serial = |a: &&Axis<'g>| a.kind() == Kind::Serial;
-        let by_parts = |a: &&Axis<'g>| matches!(a.role, Role::Reduce(_)) && multiple(a.range.arg(0), PARTS);
+        let by_parts = |a: &&Axis<'g>| a.role == Role::Reduce(stage) && multiple(a.range.arg(0), PARTS);
         let Some(over) = self.axes.get(inputs).filter(serial).filter(by_parts).map(|a| a.range) else {
             refuse!("mma: the inputs are no loop by {PARTS}")
         };
         let across = self.axes[tokens].range;
-        let Some(found) = products(self.kernel.stages[0].store, across) else {
-            refuse!("mma: other sums than of bf16 products")
+        let Some(found) = products(self.kernel.stages[stage].store, across) else {
+            refuse!("mma: other sums than of such products")
         };
         if found.iter().any(|p| !p.over.contains(&over)) {
             refuse!("mma: a sum of other inputs");
         }
         let own = |(_, a): &(usize, &Axis<'g>)| {
             let alone = |p: &Product<'g>| depends(p.weights, a.range) && !depends(p.tokens, a.range);
-            serial(a) && !matches!(a.role, Role::Reduce(_)) && found.iter().all(alone)
+            let out = a.role == Role::Out(stage) || a.role == Role::Row && single;
+            serial(a) && out && found.iter().all(alone)
         };
         let rows: Vec<(usize, Ex)> =
             self.axes.iter().enumerate().filter(own).map(|(i, a)| (i, a.range.arg(0))).collect();
+        // Rows that lie side by side: a thread reads eight at once.
+        let beside = |r: &&(usize, Ex<'g>)| {
+            let near = |p: &Product<'g>| {
+                p.weights.op() == Op::Load
+                    && affine(p.weights.arg(1), &[self.axes[r.0].range]).is_some_and(|(_, s)| s == [1])
+            };
+            multiple(r.1, BESIDE * ROWS / 2) && found.iter().all(near)
+        };
+        let beside = rows.iter().find(beside).map(|r| r.0);
         let by = |n: i64| rows.iter().filter(move |r| multiple(r.1, n)).max_by_key(|r| r.1.bounds().1);
         let Some(&(longest, _)) = by(1) else { refuse!("mma: the weights have no rows") };
         // Rows may lie in blocks of eight: two of them, then.
         let exact = rows.iter().rfind(|r| r.1.as_int() == Some(ROWS / 2));
         let eight = exact.or(by(ROWS / 2).filter(|_| by(ROWS).is_none())).map(|r| r.0);
         let two = rows.iter().rfind(|r| Some(r.0) != eight && multiple(r.1, 2)).map(|r| r.0);
+        let blocks = beside.map(|axis| (axis, self.inner(axis, BESIDE, Kind::Serial))).or(eight.zip(two));
         let (thread, side) = (self.range(THREADS, Kind::Local), self.range(2, Kind::Upcast));
-        let (row, half) = match eight.zip(two) {
+        let (row, half) = match blocks {
             Some((eight, two)) => {
                 let half = self.inner(two, 2, Kind::Upcast);
+                if beside.is_some() {
+                    self.retag(two, Kind::Upcast);
+                }
                 let row = self.inner(eight, ROWS / 2, Kind::Serial);
                 self.replace(self.axes[row].range, thread / PARTS, &[thread], None);
                 (row, self.axes[half].range)
@@ -85,7 +117,7 @@ impl<'g> Scheduled<'g> {
         self.replace(self.axes[column].range, thread % PARTS * 2 + side, &[side], None);
         self.axes[column].range = side;
         let part = self.inner(inputs, PARTS, Kind::Unroll);
-        self.warp = Some(Warp { thread, half, side, part: self.axes[part].range });
+        self.warps.push(Warp { stage, thread, half, side, part: self.axes[part].range });
         let loops = |a: &Axis<'g>| serial(&a) && found[0].over.contains(&a.range);
         if let Some(axis) = self.axes.iter().position(loops) {
             self.within_segments(axis);
@@ -104,6 +136,11 @@ impl<'g> Scheduled<'g> {
         let rounds = g.new_range(simplify1(old.arg(0) * any), Kind::Serial);
         self.replace(old, rounds, &[rounds], None);
         self.axes[axis].range = rounds;
+    }
+
+    /// The product of a stage, if it is one.
+    pub fn warp(&self, stage: usize) -> Option<Warp<'g>> {
+        self.warps.iter().copied().find(|w| w.stage == stage)
     }
 
     fn range(&self, n: i64, kind: Kind) -> Ex<'g> {

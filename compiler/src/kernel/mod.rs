@@ -143,8 +143,8 @@ pub struct Scheduled<'g> {
     pub prefetch: i64,
     /// The 16-wide output range that a tile instruction covers.
     pub tile: Option<Ex<'g>>,
-    /// The ranges of a warp's product.
-    pub warp: Option<mma::Warp<'g>>,
+    /// The ranges of the stages' products by warps.
+    pub warps: Vec<mma::Warp<'g>>,
     /// The inner ranges of dot products: lanes, but consumed by the instruction.
     fours: Vec<Ex<'g>>,
     /// What runs behind it where a sum is split, and the memory between the two.
@@ -191,7 +191,7 @@ impl<'g> Scheduled<'g> {
             kernel,
             prefetch: 0,
             tile: None,
-            warp: None,
+            warps: vec![],
             fours: vec![],
             then: None,
         }
@@ -230,7 +230,8 @@ impl<'g> Scheduled<'g> {
         if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
             refuse!("{opt}: the stages share local memory, which holds one row");
         }
-        if self.warp.is_some() && matches!(opt.action, Action::Lane | Action::Vector | Action::Dot4) {
+        let lanes = matches!(opt.action, Action::Lane | Action::Vector | Action::Dot4);
+        if lanes && self.warps.iter().any(|w| overlap(axis.role, Role::Out(w.stage))) {
             refuse!("{opt}: a warp's products have the lanes");
         }
         if opt.action != Action::Grid && self.bounds_another(axis.range) {
@@ -345,7 +346,7 @@ impl<'g> Scheduled<'g> {
         let mut axes = of(Kind::Lane);
         let nest: Vec<Ex> = self.kernel.rows.iter().chain(&self.kernel.stages[s].outs).copied().collect();
         let mut outs = of(Kind::Local);
-        let warp = self.warp.map(|w| w.thread);
+        let warp = self.warp(s).map(|w| w.thread);
         outs.sort_by_key(|a| (Some(a.range) != warp, std::cmp::Reverse(position(&nest, a.range))));
         axes.extend(outs);
         axes.extend(of(Kind::Group));
@@ -573,12 +574,7 @@ impl<'g> Scheduled<'g> {
             axes: self.axes.iter().map(|a| Axis { range: new(a.range), role: a.role }).collect(),
             prefetch: self.prefetch,
             tile: self.tile.map(new),
-            warp: self.warp.map(|w| mma::Warp {
-                thread: new(w.thread),
-                half: new(w.half),
-                side: new(w.side),
-                part: new(w.part),
-            }),
+            warps: self.warps.iter().map(|w| w.each(new)).collect(),
             fours: self.fours.iter().map(|&r| new(r)).collect(),
             then: self.then.clone(),
         }

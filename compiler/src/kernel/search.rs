@@ -41,15 +41,13 @@ fn fits(s: &Scheduled, caps: &Caps) -> bool {
 /// folds. Each lane of an output whose sum goes along lanes too has a body of its own. What a warp's product takes in, four
 /// bodies of a sum among it, is no copy.
 pub fn copies(s: &Scheduled) -> i64 {
-    let product = s.warp.map(|w| [w.half, w.side, w.part]);
-    let copied = |r: &Ex| {
-        matches!(r.op(), Op::Range(_, Kind::Upcast | Kind::Unroll)) && !product.is_some_and(|p| p.contains(r))
-    };
+    let product: Vec<Ex> = s.warps.iter().flat_map(|w| [w.half, w.side, w.part]).collect();
+    let copied = |r: &Ex| matches!(r.op(), Op::Range(_, Kind::Upcast | Kind::Unroll)) && !product.contains(r);
     let times = |ranges: &[Ex]| -> i64 {
         ranges.iter().filter(|r| copied(r)).map(|r| r.arg(0).as_int().unwrap_or(1)).product()
     };
     let lanes = |r: &&Ex| matches!(r.op(), Op::Range(_, Kind::Vector));
-    let of_stage = |stage: &Stage| {
+    let of_stage = |(i, stage): (usize, &Stage)| {
         let outs = s.kernel.rows.iter().chain(&stage.outs);
         let beside: i64 = outs.filter(lanes).map(|r| r.arg(0).as_int().unwrap_or(1)).product();
         let mut below: IdMap<i64> = IdMap::default();
@@ -64,10 +62,10 @@ pub fn copies(s: &Scheduled) -> i64 {
             };
             below.insert(e.id, own * most);
         }
-        times(&s.kernel.rows) * times(&stage.outs) * below[&stage.store.id]
+        let all = times(&s.kernel.rows) * times(&stage.outs) * below[&stage.store.id];
+        if s.warp(i).is_some() { all / mma::PARTS } else { all }
     };
-    let most = s.kernel.stages.iter().map(of_stage).max().unwrap_or(1);
-    if product.is_some() { most / mma::PARTS } else { most }
+    s.kernel.stages.iter().enumerate().map(of_stage).max().unwrap_or(1)
 }
 
 /// Options that may apply to this schedule.

@@ -73,7 +73,8 @@ pub(super) fn products<'g>(store: Ex<'g>, across: Ex<'g>) -> Option<Vec<Product<
 /// Can the tokens along this range go through a tile unit?
 pub fn sums_tiles<'g>(store: Ex<'g>, across: Ex<'g>) -> bool {
     let enough = across.arg(0).as_int().is_none_or(|n| n >= TILE);
-    enough && products(store, across).is_some()
+    let taken = |all: Vec<Product<'g>>| all.iter().all(|p| p.weights.dtype() == DType::BF16);
+    enough && products(store, across).is_some_and(taken)
 }
 
 pub(super) fn multiple(extent: Ex, of: i64) -> bool {

@@ -70,6 +70,12 @@ const LITTLE: i64 = 1 << 10;
 /// How often a row uses what it reads again for this to be worth it.
 const REUSED: i64 = 3;
 
+/// Products that a GPU's matrix unit does while its processors do one.
+const MATRIX: i64 = 8;
+
+/// Rows from which on a matrix is worth it.
+const SIDE: i64 = 8;
+
 pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Program<'g> {
     let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
     let kept = keep(&roots, grain.blocks.is_some());
@@ -94,6 +100,14 @@ fn behind(mut t: Ex) -> Ex {
     t
 }
 
+/// Does it only give numbers more bits? It is kept as what it is made of.
+fn widens(e: &Ex) -> bool {
+    let wider = || {
+        e.dtype().is_float() && e.arg(0).dtype().is_float() && e.dtype().bytes() > e.arg(0).dtype().bytes()
+    };
+    e.op() == Op::Cast && wider()
+}
+
 /// With `blocks`, many threads would wait for one that divides.
 fn costly(op: Op, float: bool, blocks: bool) -> bool {
     match op {
@@ -106,7 +120,7 @@ fn costly(op: Op, float: bool, blocks: bool) -> bool {
 }
 
 /// Tensors that are kept in memory. With `blocks`, one that is only read as rows of blocks is kept as these.
-fn keep(roots: &[Ex], blocks: bool) -> HashSet<Id> {
+fn keep<'g>(roots: &[Ex<'g>], blocks: bool) -> HashSet<Id> {
     let order = topo(roots);
     let mut users: HashMap<Id, Vec<Id>> = HashMap::new();
     for e in &order {
@@ -133,7 +147,8 @@ fn keep(roots: &[Ex], blocks: bool) -> HashSet<Id> {
             Op::Gather | Op::Segment => e.args(),
             _ => vec![],
         };
-        for s in again.into_iter().map(behind) {
+        let narrow = |s: Ex<'g>| if widens(&s) { behind(s.arg(0)) } else { s };
+        for s in again.into_iter().map(behind).map(narrow) {
             if heavy[&s.id] && kept.insert(s.id) {
                 // The views between `s` and here were weighed before `s` was kept.
                 e.topo().iter().for_each(|n| weigh(n, &mut heavy, &kept));
@@ -144,7 +159,7 @@ fn keep(roots: &[Ex], blocks: bool) -> HashSet<Id> {
     let mut readers: HashMap<Id, HashSet<Id>> = HashMap::new();
     for e in order.iter().rev() {
         let by = readers.entry(e.id).or_default();
-        if by.len() > 1 && heavy[&e.id] && (!is_movement(e.op()) || view(e)) {
+        if by.len() > 1 && heavy[&e.id] && (!is_movement(e.op()) || view(e)) && !widens(e) {
             kept.insert(e.id);
         }
         let by = if kept.contains(&e.id) { HashSet::from([e.id]) } else { by.clone() };
@@ -196,10 +211,22 @@ impl<'g> Item<'g> {
         reads(&self.roots()).into_iter().map(|at| at_parts(at).0.id)
     }
 
-    /// Is it a sum of products of bf16, which a tile unit takes for many rows at a time?
+    /// Is it a sum of products of 16 bits, which a matrix unit takes for many rows at a time?
     fn halves(&self) -> bool {
         let sums = |e: &Ex| matches!(e.op(), Op::Fold(..)) && half_factors(e.arg(0)).is_some();
         topo(&[self.body]).iter().any(sums)
+    }
+
+    /// The same, of which every row has two matrices?
+    fn multiplies(&self, rows: usize) -> bool {
+        let own = |e: Ex<'g>, other: Ex<'g>| {
+            let [e, other] = [e, other].map(|x| topo(&[x]));
+            let wide = self.axes[rows..].iter().filter(|a| extent(**a) >= SIDE);
+            wide.into_iter().any(|a| e.contains(a) && !other.contains(a))
+        };
+        let factors = topo(&[self.body]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
+        let mut factors = factors.filter_map(|e| half_factors(e.arg(0)));
+        factors.any(|(a, b)| own(a, b) && own(b, a))
     }
 
     /// Does every row read the same elements of a larger tensor?
@@ -325,21 +352,24 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
                 rows = (0..rows.min(idx.len()).min(item.axes.len())).take_while(|&k| same(k)).count();
             }
             let all = || group.members.iter().map(|&m| &items[m]).chain([item]);
+            let count = |rows: usize| item.axes[..rows].iter().map(|a| extent(*a)).product::<i64>();
+            let enough = |rows: &usize| count(*rows) >= ENOUGH || all().any(|i| i.multiplies(*rows));
             let fits = |rows: usize| {
-                let count: i64 = item.axes[..rows].iter().map(|a| extent(*a)).product();
                 let most = match grain.blocks {
                     Some(_) if all().any(|i| i.crowds(rows)) => return false,
-                    Some(most) if count >= ENOUGH => most,
+                    Some(most) if enough(&rows) => most,
                     _ => grain.work,
                 };
                 let together = |i: &Item| grain.blocks.is_none() && i.shares(rows);
-                let work = |i: &Item| i.work(if together(i) { 0 } else { rows });
-                let alone = all().any(|i| count == 1 && together(i) && i.work(0) > ALONE);
+                let work = |i: &Item| {
+                    let quick = if grain.blocks.is_some() && i.multiplies(rows) { MATRIX } else { 1 };
+                    i.work(if together(i) { 0 } else { rows }) / quick
+                };
+                let alone = all().any(|i| count(rows) == 1 && together(i) && i.work(0) > ALONE);
                 !alone && all().map(work).sum::<i64>() <= most
             };
             // Rows that crowd each other may be one.
             let fewer = (1..rows).rev().filter(|_| grain.blocks.is_some());
-            let enough = |r: &usize| item.axes[..*r].iter().map(|a| extent(*a)).product::<i64>() >= ENOUGH;
             [rows].into_iter().chain(fewer.filter(enough)).find(|&r| fits(r)).map(|rows| (g, rows))
         };
         let mut candidates: Vec<usize> = direct.iter().map(|&d| home[d]).collect();

@@ -61,12 +61,14 @@ pub fn length(mem: Ex) -> Ex {
     }
 }
 
-/// The factors of a product of two bf16 numbers.
+/// The factors of a product of two numbers of 16 bits, bf16 or f16.
 pub fn half_factors<'g>(body: Ex<'g>) -> Option<(Ex<'g>, Ex<'g>)> {
     let half = |e: Ex<'g>| {
-        (e.op() == Op::Cast && e.dtype() == DType::F32 && e.arg(0).dtype() == DType::BF16).then(|| e.arg(0))
+        let short = || matches!(e.arg(0).dtype(), DType::BF16 | DType::F16);
+        (e.op() == Op::Cast && e.dtype() == DType::F32 && short()).then(|| e.arg(0))
     };
-    (body.op() == Op::Binary(Binary::Mul)).then(|| Some((half(body.arg(0))?, half(body.arg(1))?)))?
+    let both = || Some((half(body.arg(0))?, half(body.arg(1))?));
+    (body.op() == Op::Binary(Binary::Mul)).then(both)?.filter(|(a, b)| a.dtype() == b.dtype())
 }
 
 #[derive(Clone)]

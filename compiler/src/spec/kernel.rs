@@ -105,9 +105,10 @@ fn node(e: Ex, level: Level) -> Check {
             ensure(threads, || "a product of 32 threads".into())?;
             let sums = Scalar::F32.vec(4);
             ensure(n.dtype == sums && acc.dtype() == sums, || format!("sums are {sums}"))?;
-            let inputs = Scalar::BF16.vec(4);
-            let held = [first, second, b].iter().all(|e| e.dtype() == inputs);
-            ensure(held && level > Level::Kernel, || format!("each thread holds {inputs}"))
+            let inputs = [Scalar::BF16, Scalar::F16].map(|s| s.vec(4));
+            let held = [first, second, b].iter().all(|e| e.dtype() == b.dtype());
+            let right = held && inputs.contains(&b.dtype());
+            ensure(right && level > Level::Kernel, || "each thread holds four of 16 bits".into())
         }
         Op::Segment => {
             let ints = args.len() == 3 && args.iter().all(|a| a.dtype() == DType::I32);

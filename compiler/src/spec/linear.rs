@@ -180,7 +180,11 @@ impl Checker<'_> {
                 let threads = self.program.threads;
                 ensure(threads.is_multiple_of(32), || format!("{threads} threads are no groups of 32"))?;
                 [dst, acc].into_iter().try_for_each(|r| self.is(*r, Scalar::F32.vec(4)))?;
-                a.iter().chain([b]).try_for_each(|r| self.is(*r, Scalar::BF16.vec(4)))
+                let half = match self.program.dtype(*b).scalar {
+                    Scalar::F16 => Scalar::F16,
+                    _ => Scalar::BF16,
+                };
+                a.iter().chain([b]).try_for_each(|r| self.is(*r, half.vec(4)))
             }
             Inst::TileZero { n } => {
                 ensure(self.program.threads == 1, || "tiles belong to one thread".into())?;

@@ -137,7 +137,7 @@ impl Machine<'_> {
             match ins.op[0].as_str() {
                 "ret" => return,
                 "bar" => {}
-                "mma" => threads.chunks_mut(32).for_each(|warp| mma(warp, &ins.args)),
+                "mma" => threads.chunks_mut(32).for_each(|warp| mma(warp, &ins.op, &ins.args)),
                 _ => {
                     let [Operand::Reg(dst), Operand::Reg(src), Operand::Imm(distance), ..] = &ins.args[..]
                     else {
@@ -252,11 +252,15 @@ impl Machine<'_> {
     }
 }
 
-/// m16n8k16 of bf16, the fragments as the PTX manual has them: thread 4g + t has of A the pairs at (g, 2t), (g + 8, 2t),
+/// m16n8k16 of bf16 or f16, the fragments as the PTX manual has them: thread 4g + t has of A the pairs at (g, 2t), (g + 8, 2t),
 /// (g, 2t + 8), (g + 8, 2t + 8), of B those at (2t, g), (2t + 8, g), of C (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
-fn mma(warp: &mut [Thread], operands: &[Operand]) {
+fn mma(warp: &mut [Thread], op: &[String], operands: &[Operand]) {
+    let wide = |bits: u16| match op.iter().any(|part| part == "bf16") {
+        true => bf16::from_bits(bits).to_f32(),
+        false => f16::from_bits(bits).to_f32(),
+    };
     let [d, a, b, c] = [0, 1, 2, 3].map(|i| registers(&operands[i]));
-    let half = |word: u64, i: usize| bf16::from_bits((word >> (16 * i)) as u16).to_f32();
+    let half = |word: u64, i: usize| wide((word >> (16 * i)) as u16);
     let of_a = |w: &[Thread], row: usize, k: usize| {
         half(w[4 * (row % 8) + k % 8 / 2].regs[a[row / 8 + 2 * (k / 8)]], k % 2)
     };

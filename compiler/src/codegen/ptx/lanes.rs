@@ -258,11 +258,16 @@ impl Emitter<'_> {
 
     /// The unit wants the first two inputs of both rows, then the others.
     pub(super) fn mma(&mut self, acc: Reg, [first, second]: [Reg; 2], b: Reg) -> Vec<Piece> {
+        let half = self.dtype(b).scalar;
         let [first, second, b] = [first, second, b].map(|r| self.registers(r));
         let acc = self.registers(acc);
         let a = [first[0], second[0], first[1], second[1]];
         let dst: Vec<Piece> = (0..4).map(|_| self.asm.fresh_r()).collect();
-        self.asm.tuples("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", &[&dst, &a, &b, &acc]);
+        let op = match half {
+            Scalar::F16 => "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+            _ => "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        };
+        self.asm.tuples(op, &[&dst, &a, &b, &acc]);
         dst
     }
 

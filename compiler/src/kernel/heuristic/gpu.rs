@@ -69,16 +69,21 @@ impl<'g> Proposal<'g, '_> {
         self.unroll_small(stage, 8);
     }
 
-    /// Sums of bf16 products on the matrix unit: a warp unpacks weights once for as many tokens as it has registers for.
+    /// Sums of products of 16 bits on the matrix unit: a warp unpacks weights once for as many tokens as it has registers
+    /// for. Between stages the tokens are heads, which share the positions of a cache.
     fn by_warps(&mut self, stage: usize) -> bool {
         let store = self.s.kernel.stages[stage].store;
+        let single = self.s.kernel.stages.len() == 1;
         // Activations are stored as they are multiplied, weights are made of what is read.
         let stored = |a: &Axis<'g>| {
             let found = products(store, a.range).unwrap_or_default();
             work(a.range) >= WARP_TOKENS && found.iter().any(|p| p.tokens.op() == Op::Load)
         };
-        let mut tokens: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| stored(a)).collect();
-        tokens.sort_by_key(|(_, a)| a.extent().is_none_or(|e| e % WARP_TOKENS != 0));
+        let mut tokens: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| stored(a)).collect();
+        if single {
+            tokens.reverse();
+            tokens.sort_by_key(|(_, a)| a.extent().is_none_or(|e| e % WARP_TOKENS != 0));
+        }
         let Some(&(m, a)) = tokens.first() else { return false };
         let over = &products(store, a.range).expect("just found")[0].over;
         let inputs: Vec<_> =
@@ -96,7 +101,7 @@ impl<'g> Proposal<'g, '_> {
             (self.s, self.opts) = before;
             return false;
         }
-        let side = self.s.warp.expect("just put").side;
+        let side = self.s.warp(stage).expect("just put").side;
         let found = products(self.s.kernel.stages[stage].store, side).expect("splitting keeps products");
         let of_tokens =
             |a: &Axis<'g>| found.iter().all(|p| reads(p.tokens, a.range) && !reads(p.weights, a.range));
@@ -110,7 +115,7 @@ impl<'g> Proposal<'g, '_> {
                 tiles *= n;
             }
         }
-        let mut rows = (WARP_TILES / tiles).clamp(1, 2);
+        let mut rows = if single { (WARP_TILES / tiles).clamp(1, 2) } else { 1 };
         let mine: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| of_weights(a)).collect();
         for (i, a) in &mine {
             let n = whole(a.range.arg(0), rows);
@@ -119,12 +124,18 @@ impl<'g> Proposal<'g, '_> {
             }
         }
         let groups = self.warps_of_a_sum(stage, &found[0].over);
-        let mut warps = if groups > 1 { STAGED } else { BLOCK } / self.caps.lanes as i64 / groups;
+        let block = if groups > 1 || !single { STAGED } else { BLOCK };
+        let mut warps = block / self.caps.lanes as i64 / groups;
         for (i, _) in mine {
             let n = whole(self.s.axes[i].range.arg(0), warps);
             if n > 1 && self.put(Action::Local, i, n as usize) {
                 warps /= n;
             }
+        }
+        let sums = products(self.s.kernel.stages[stage].store, side).expect("splitting keeps products");
+        let rounds = self.reduces(stage).into_iter().find(|(_, a)| sums[0].over.contains(&a.range));
+        if let Some((i, a)) = rounds.filter(|_| !single) {
+            self.put(Action::Unroll, i, a.extent().map_or(1, |e| divisor(e, TILE)) as usize);
         }
         true
     }
@@ -132,7 +143,8 @@ impl<'g> Proposal<'g, '_> {
     /// Where warps with sums of their own are too few to wait for memory in turns, several share one.
     fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>]) -> i64 {
         let warps: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
-        let wanted = WARPS * PROCESSORS / warps.max(1);
+        let all = if self.s.kernel.stages.len() == 1 { WARPS * PROCESSORS } else { WARPS };
+        let wanted = all / warps.max(1);
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
         let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
         let n = [4, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);

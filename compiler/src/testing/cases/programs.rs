@@ -259,14 +259,16 @@ impl Cases {
             }
         }
         if self.threads.is_multiple_of(32) {
-            let (sums, inputs) = (Scalar::F32.vec(4), Scalar::BF16.vec(4));
             let some = Draw::Between(-2.0, 2.0);
-            let args = [(sums, some), (inputs, some), (inputs, some), (inputs, some)];
-            self.elementwise("mma".into(), &args, 1e-4, |p, x| {
-                let dst = p.reg(sums);
-                p.code.push(Inst::Mma { dst, acc: x[0], a: [x[1], x[2]], b: x[3] });
-                dst
-            });
+            for half in [Scalar::BF16, Scalar::F16] {
+                let (sums, inputs) = (Scalar::F32.vec(4), half.vec(4));
+                let args = [(sums, some), (inputs, some), (inputs, some), (inputs, some)];
+                self.elementwise(format!("mma_{half}"), &args, 1e-4, |p, x| {
+                    let dst = p.reg(sums);
+                    p.code.push(Inst::Mma { dst, acc: x[0], a: [x[1], x[2]], b: x[3] });
+                    dst
+                });
+            }
         }
         let mut buffers = vec![self.data(Scalar::U8, 64 * 64 * 16, Draw::Any)];
         buffers.push(self.data(Scalar::F16, 64 * 64, Draw::Between(0.01, 0.05)));
