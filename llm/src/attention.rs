@@ -21,6 +21,9 @@ pub const KV_BLOCK: i64 = 32;
 /// The same where each block is a piece of the work: so many are worth the sums of values that a piece leaves in memory.
 const PIECE: i64 = 64;
 
+/// Where there may be more positions, a matrix unit has twice as many a piece: fewer pieces are added up at the end.
+const DEEP: i64 = 8192;
+
 /// The same where a warp takes four blocks at once.
 const WARP_BLOCK: i64 = 128;
 
@@ -31,8 +34,9 @@ const SHARING: i64 = 5;
 const SHARING_BY_WARPS: i64 = 32;
 const HEADS: i64 = 8;
 
-/// Columns of values that are added up over the pieces together.
+/// Columns of values that are added up over the pieces together at least, and the rows of them that are enough work.
 const COLUMNS: i64 = 32;
+const ROWS: i64 = 256;
 
 /// So many tokens of a prompt attend together to what was there before the last of them: on a GPU as many as memory has
 /// room for, as its launches are many and short.
@@ -58,9 +62,10 @@ pub enum Reach {
     Apart,
 }
 
-/// Positions of each block of so many tokens.
-pub fn block(tokens: i64, numbers: Numbers, reach: Reach) -> i64 {
+/// Positions of each block of so many tokens, in a cache of such a capacity.
+pub fn block(tokens: i64, numbers: Numbers, reach: Reach, capacity: i64) -> i64 {
     match numbers.halves(tokens) {
+        _ if in_pieces(tokens, numbers, reach) && by_warps(numbers) && capacity > DEEP => 2 * PIECE,
         _ if in_pieces(tokens, numbers, reach) => PIECE,
         Some(Unit::Warp) if reach == Reach::Whole => WARP_BLOCK,
         _ => KV_BLOCK,
@@ -70,6 +75,11 @@ pub fn block(tokens: i64, numbers: Numbers, reach: Reach) -> i64 {
 /// Is each block a piece of the work: has every token positions of its own?
 fn in_pieces(tokens: i64, numbers: Numbers, reach: Reach) -> bool {
     numbers.spread && (tokens == 1 && reach == Reach::Whole || reach == Reach::Apart)
+}
+
+/// Are pieces for a matrix unit that takes what the cache holds?
+fn by_warps(numbers: Numbers) -> bool {
+    numbers.unit == Some(Unit::Warp) && numbers.cache() == DType::F16
 }
 
 /// What a step in pages is told in memory, i32.
@@ -99,7 +109,6 @@ pub struct Place<'g> {
     /// What computes scores and values in bf16, if anything.
     halves: Option<Unit>,
     in_pieces: bool,
-    /// Are pieces for a matrix unit that takes what the cache holds?
     by_warps: bool,
     reach: Reach,
     pub paging: Option<Paging<'g>>,
@@ -115,7 +124,7 @@ impl<'g> Place<'g> {
         reach: Reach,
     ) -> Place<'g> {
         let table = |name| g.input(name, DType::F32, [capacity, c.rotary.dims / 2]);
-        let block = block(tokens, numbers, reach);
+        let block = block(tokens, numbers, reach, capacity);
         let blocks = g.symbol("blocks", (1, capacity / block));
         let pages = blocks * (block / KV_BLOCK);
         let paging = (reach != Reach::Whole).then(|| Paging {
@@ -131,7 +140,7 @@ impl<'g> Place<'g> {
             tokens,
             halves: numbers.halves(tokens).filter(|_| !in_pieces(tokens, numbers, reach)),
             in_pieces: in_pieces(tokens, numbers, reach),
-            by_warps: numbers.unit == Some(Unit::Warp) && numbers.cache() == DType::F16,
+            by_warps: by_warps(numbers),
             pos: g.symbol("pos", (0, capacity - tokens)),
             blocks,
             block,
@@ -299,10 +308,12 @@ fn attend_in_pieces<'g>(
     let e = half((scores - most).exp());
     let y = product(e, pieces(values).transpose(-1, -2));
     let [most, sum, y] = [most, e.widen().sum(-1), y].map(|x| x.contiguous());
-    // The pieces last. A few columns have their own sums of them: more to do, but for more processors. The rows are those
-    // of the product behind: heads by themselves where each has a matrix of its own.
+    // The pieces last. Where rows are few, some columns have their own sums of them: more to do, but for more processors.
+    // The rows are those of the product behind: heads by themselves where each has a matrix of its own.
     let (all, v) = (groups * heads, y.size(-1));
-    let columns = if v % COLUMNS == 0 { COLUMNS } else { v };
+    let halves = std::iter::successors(Some(v), |c| Some(c / 2)).take_while(|c| c % COLUMNS == 0);
+    let enough = |c: &i64| t * all * (v / c) >= ROWS || *c < 2 * COLUMNS;
+    let columns = halves.into_iter().find(enough).unwrap_or(v);
     let tokens = if t == 1 { vec![] } else { vec![t] };
     let rows = [tokens, if groups == 1 { vec![all, v / columns] } else { vec![all * v / columns] }].concat();
     let last = |x: Tensor<'g>, n: i64, row: &[i64]| {

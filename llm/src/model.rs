@@ -183,8 +183,9 @@ impl Model {
         let warps = numbers.halves(LONG as i64) == Some(Unit::Warp);
         let long = if warps && context >= LONG { LONG } else { most };
         let whole = |n: usize| n.next_multiple_of(KV_BLOCK as usize);
-        let blocks = [1, most as i64].map(|tokens| attention::block(tokens, numbers, Reach::Whole) as usize);
-        let capacity = (whole(context) + whole(most)).next_multiple_of(blocks[0].max(blocks[1])) as i64;
+        let rows = whole(context) + whole(most);
+        let block = |tokens| attention::block(tokens, numbers, Reach::Whole, rows as i64) as usize;
+        let capacity = rows.next_multiple_of(block(1).max(block(most as i64))) as i64;
         if capacity > most_rows {
             return Err(too_large);
         }
@@ -381,7 +382,8 @@ impl Model {
 
     /// Blocks that hold so many positions, in a plan of so many tokens of one sequence.
     fn blocks(&self, rows: usize, positions: usize) -> i64 {
-        positions.div_ceil(attention::block(rows as i64, self.numbers, Reach::Whole) as usize) as i64
+        let block = attention::block(rows as i64, self.numbers, Reach::Whole, self.capacity);
+        positions.div_ceil(block as usize) as i64
     }
 
     /// The smallest plan for `n` tokens.

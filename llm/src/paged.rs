@@ -230,7 +230,7 @@ impl Model {
 
     /// The positions of a block where rows are of different sequences, and how many blocks hold so many.
     fn blocks_apart(&self, rows: usize, positions: usize) -> (usize, usize) {
-        let block = attention::block(rows as i64, self.numbers, Reach::Apart) as usize;
+        let block = attention::block(rows as i64, self.numbers, Reach::Apart, self.capacity) as usize;
         (block, positions.div_ceil(block))
     }
 

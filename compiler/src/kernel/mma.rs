@@ -23,7 +23,7 @@ const TOKENS: i64 = 8;
 pub(super) const PARTS: i64 = 4;
 
 /// Rows that a thread has side by side.
-const BESIDE: i64 = 8;
+const BESIDE: i64 = 4;
 
 /// The ranges of a stage's product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token `2·(thread%4) + side`
 /// of eight; part `part` of the inputs.
@@ -77,7 +77,7 @@ impl<'g> Scheduled<'g> {
         };
         let rows: Vec<(usize, Ex)> =
             self.axes.iter().enumerate().filter(own).map(|(i, a)| (i, a.range.arg(0))).collect();
-        // Rows that lie side by side: a thread reads eight at once.
+        // Rows that lie side by side: a thread reads some at once.
         let beside = |r: &&(usize, Ex<'g>)| {
             let near = |p: &Product<'g>| {
                 p.weights.op() == Op::Load

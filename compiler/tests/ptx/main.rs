@@ -109,7 +109,7 @@ fn a_kernel_of_stages_runs_as_interpreted() {
     assert!(opts.iter().any(|o| o.action == Action::Upcast), "{}", show(&opts));
 }
 
-/// The same on the matrix unit, whose tokens are 12 heads: values lie side by side, eight for a thread. Weights on the
+/// The same on the matrix unit, whose tokens are 12 heads: values lie side by side, four for a thread. Weights on the
 /// border between two numbers of 16 bits may be either.
 #[test]
 fn stages_on_the_matrix_unit_run_as_interpreted() {

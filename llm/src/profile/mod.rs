@@ -265,7 +265,7 @@ impl Model {
         let moe = self.config.moe.map(|m| (m.router.k as u64, m.experts as u64));
         Setting {
             rows: rows as u64,
-            positions: (blocks * attention::block(rows as i64, self.numbers, reach)) as u64,
+            positions: (blocks * attention::block(rows as i64, self.numbers, reach, self.capacity)) as u64,
             capacity: self.capacity as u64,
             chunk: self.chunk() as u64,
             experts: moe.unwrap_or((0, 1)),

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 /// One operand: a register of some class, or a constant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Piece {
     /// `.b32`
     R(u32),

@@ -32,7 +32,11 @@ impl Emitter<'_> {
         match t.scalar {
             _ if !packed(t) => p,
             Scalar::F16 | Scalar::BF16 if l.is_multiple_of(per) => p,
-            Scalar::F16 | Scalar::BF16 => self.asm.r("shr.u32", &[p, at]),
+            Scalar::F16 | Scalar::BF16 => {
+                let half = self.asm.r("shr.u32", &[p, at]);
+                self.upper.insert(half, p);
+                half
+            }
             s if s.is_signed() => self.asm.r("bfe.s32", &[p, at, Piece::int(bits as i64)]),
             _ => self.asm.r("bfe.u32", &[p, at, Piece::int(bits as i64)]),
         }
@@ -48,7 +52,15 @@ impl Emitter<'_> {
             return lanes.to_vec();
         }
         let size = t.scalar.bytes();
-        let word = |c: &[Piece]| self.permute([0, 1, 2, 3].map(|b| c.get(b / size).map(|p| (*p, b % size))));
+        let word = |c: &[Piece]| {
+            let byte = |b: usize| {
+                let p = c.get(b / size)?;
+                // An upper half is taken from where it was.
+                let whole = self.upper.get(p).filter(|_| size == 2);
+                Some(whole.map_or((*p, b % size), |w| (*w, 2 + b % size)))
+            };
+            self.permute([0, 1, 2, 3].map(byte))
+        };
         lanes.chunks(per_register(t.scalar)).map(word).collect()
     }
 

@@ -210,6 +210,8 @@ struct Emitter<'a> {
     symbols: Option<Piece>,
     /// `base + index · bytes`, by memory, index and element size.
     addresses: Vec<((Mem, Reg, usize), Piece)>,
+    /// Of what word a register is the upper half.
+    upper: HashMap<Piece, Piece>,
     open: Vec<Open>,
     /// Are loads to stay where they are, before or after a fence? The assembler moves those of constant memory.
     early: bool,
@@ -230,6 +232,7 @@ impl<'a> Emitter<'a> {
             locals: vec![],
             symbols: None,
             addresses: vec![],
+            upper: HashMap::new(),
             open: vec![],
             early: false,
         }

@@ -124,7 +124,11 @@ impl<'g> Proposal<'g, '_> {
             }
         }
         let groups = self.warps_of_a_sum(stage, &found[0].over);
-        let block = if groups > 1 || !single { STAGED } else { BLOCK };
+        let block = match groups {
+            _ if !single => LARGEST,
+            1 => BLOCK,
+            _ => STAGED,
+        };
         let mut warps = block / self.caps.lanes as i64 / groups;
         for (i, _) in mine {
             let n = whole(self.s.axes[i].range.arg(0), warps);
@@ -143,7 +147,8 @@ impl<'g> Proposal<'g, '_> {
     /// Where warps with sums of their own are too few to wait for memory in turns, several share one.
     fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>]) -> i64 {
         let warps: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
-        let all = if self.s.kernel.stages.len() == 1 { WARPS * PROCESSORS } else { WARPS };
+        let own = LARGEST / self.caps.lanes as i64;
+        let all = if self.s.kernel.stages.len() == 1 { WARPS * PROCESSORS } else { own };
         let wanted = all / warps.max(1);
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
         let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
