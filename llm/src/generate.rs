@@ -148,7 +148,9 @@ trait Forward {
     fn context(&self) -> usize;
     fn chunk(&self) -> usize;
     fn truncate(&mut self, len: usize);
-    fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, model::Error>;
+    fn feed(&mut self, tokens: &[u32]) -> Result<(), model::Error>;
+    /// The logits of the last token.
+    fn logits(&mut self) -> &mut [f32];
 }
 
 impl Forward for Model {
@@ -161,8 +163,11 @@ impl Forward for Model {
     fn truncate(&mut self, len: usize) {
         Model::truncate(self, len)
     }
-    fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, model::Error> {
-        Model::feed(self, tokens)
+    fn feed(&mut self, tokens: &[u32]) -> Result<(), model::Error> {
+        Model::feed(self, tokens).map(drop)
+    }
+    fn logits(&mut self) -> &mut [f32] {
+        self.row(0)
     }
 }
 
@@ -247,8 +252,7 @@ impl<M: Forward> Run<'_, M> {
         let mut said = Said { pieces: vec![], answer: String::new(), reasoning: String::new(), to: text };
         let mut stats = Stats { prompt_tokens: prompt.len(), ..Stats::default() };
         stats.reused_tokens = self.reuse(prompt);
-        let mut logits = self.prompt(&prompt[stats.reused_tokens..])?;
-        let complete = logits.is_some();
+        let complete = self.prompt(&prompt[stats.reused_tokens..])?;
         stats.prompt_time = began.elapsed();
 
         let reason = loop {
@@ -258,11 +262,10 @@ impl<M: Forward> Run<'_, M> {
             if let Some(full) = saying.full() {
                 break full;
             }
-            let mut row = match logits.take() {
-                Some(row) => row,
-                None => self.feed(&saying.history[saying.history.len() - 1..])?,
-            };
-            let id = saying.choose(&mut row);
+            if !saying.ids().is_empty() {
+                self.feed(&saying.history[saying.history.len() - 1..])?;
+            }
+            let id = saying.choose(self.model.logits());
             if saying.ids().is_empty() {
                 stats.first_token = began.elapsed();
             }
@@ -289,23 +292,22 @@ impl<M: Forward> Run<'_, M> {
         same
     }
 
-    /// The logits of the last token; None if cancelled before it.
-    fn prompt(&mut self, tokens: &[u32]) -> Result<Option<Vec<f32>>, Error> {
-        let mut logits = None;
+    /// Runs the prompt; false if cancelled before its last token.
+    fn prompt(&mut self, tokens: &[u32]) -> Result<bool, Error> {
         for chunk in tokens.chunks(self.model.chunk().max(1)) {
             if self.cancelled() {
-                return Ok(None);
+                return Ok(false);
             }
-            logits = Some(self.feed(chunk)?);
+            self.feed(chunk)?;
         }
-        Ok(logits)
+        Ok(true)
     }
 
-    fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+    fn feed(&mut self, tokens: &[u32]) -> Result<(), Error> {
         match self.model.feed(tokens) {
-            Ok(logits) => {
+            Ok(()) => {
                 self.held.extend_from_slice(tokens);
-                Ok(logits)
+                Ok(())
             }
             Err(e) => {
                 self.model.truncate(self.held.len());
@@ -418,6 +420,7 @@ mod tests {
         from: usize,
         fed: Vec<u32>,
         feeds: Vec<usize>,
+        logits: Vec<f32>,
         context: usize,
         fails_at: Option<usize>,
     }
@@ -425,7 +428,15 @@ mod tests {
     impl Fake {
         /// Says its text behind a prompt of `from` tokens.
         fn new(says: &'static str, from: usize) -> Fake {
-            Fake { says: says.as_bytes(), from, fed: vec![], feeds: vec![], context: 100, fails_at: None }
+            Fake {
+                says: says.as_bytes(),
+                from,
+                fed: vec![],
+                feeds: vec![],
+                logits: vec![],
+                context: 100,
+                fails_at: None,
+            }
         }
     }
 
@@ -439,7 +450,7 @@ mod tests {
         fn truncate(&mut self, len: usize) {
             self.fed.truncate(len);
         }
-        fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, model::Error> {
+        fn feed(&mut self, tokens: &[u32]) -> Result<(), model::Error> {
             assert!(!tokens.is_empty() && tokens.len() <= 4);
             self.fed.extend(tokens);
             self.feeds.push(tokens.len());
@@ -447,10 +458,13 @@ mod tests {
                 return Err(model::Error::Context { context: 0, wanted: 0 });
             }
             assert!(self.fed.len() <= self.context, "more than the cache holds");
-            let mut logits = vec![0.0; 256];
+            self.logits = vec![0.0; 256];
             let next = self.fed.len().checked_sub(self.from).and_then(|n| self.says.get(n));
-            logits[next.copied().unwrap_or(0) as usize] = 50.0;
-            Ok(logits)
+            self.logits[next.copied().unwrap_or(0) as usize] = 50.0;
+            Ok(())
+        }
+        fn logits(&mut self) -> &mut [f32] {
+            &mut self.logits
         }
     }
 

@@ -17,7 +17,7 @@ use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
 use runtime::cache;
 use runtime::check::layout;
-use runtime::device::{self, Device, Prepared};
+use runtime::device::{self, Device, HostFloats, Prepared};
 use runtime::plan::Plan;
 use runtime::schedules::Schedules;
 use runtime::step::{Choose, Launched, Library};
@@ -119,6 +119,8 @@ pub struct Model {
     /// After the final norm.
     pub(crate) hidden: Slice,
     pub(crate) logits: Slice,
+    /// What was read of them last.
+    pub(crate) rows_of_logits: HostFloats,
     scratch: Buffer,
     pub(crate) plans: Plans,
     pub(crate) library: Library,
@@ -232,6 +234,7 @@ impl Model {
             stream: [room(rows * config.dim)?, room(rows * config.dim)?],
             hidden: room(rows * config.dim)?,
             logits: room(most as i64 * config.vocab)?,
+            rows_of_logits: device.host(config.vocab as usize)?,
             scratch: device.alloc(1)?,
             plans: HashMap::new(),
             library: Library::default(),
@@ -285,21 +288,27 @@ impl Model {
     }
 
     /// Runs tokens at the next positions; the logits of the last one.
-    pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
-        let mut last = vec![];
+    pub fn feed(&mut self, tokens: &[u32]) -> Result<&mut [f32], Error> {
         self.run(tokens, self.long, &mut |model, n, end| {
             if end {
-                last = model.head(Part::Head, n - 1, 1)?;
+                model.head(Part::Head, n - 1, 1)?;
             }
             Ok(())
         })?;
-        Ok(last)
+        Ok(self.row(0))
+    }
+
+    /// The logits that the last call computed, by row.
+    pub fn row(&mut self, i: usize) -> &mut [f32] {
+        let vocab = self.vocab();
+        &mut self.rows_of_logits[i * vocab..(i + 1) * vocab]
     }
 
     /// Runs tokens at the next positions and gives each one's logits to `row`, in order.
     pub fn feed_all(&mut self, tokens: &[u32], row: &mut dyn FnMut(&[f32])) -> Result<(), Error> {
         self.run(tokens, self.chunk(), &mut |model, n, _| {
-            model.head(Part::Head, 0, n)?.chunks(model.vocab()).for_each(&mut *row);
+            model.head(Part::Head, 0, n)?;
+            (0..n).for_each(|i| row(model.row(i)));
             Ok(())
         })
     }
@@ -314,7 +323,8 @@ impl Model {
         self.run(&tokens[..tokens.len().saturating_sub(1)], self.chunk(), &mut |model, n, _| {
             let at = model.len - start;
             model.step(Part::Draft, &tokens[at + 1..][..n], model.len)?;
-            model.head(Part::DraftHead, 0, n)?.chunks(model.vocab()).for_each(&mut *row);
+            model.head(Part::DraftHead, 0, n)?;
+            (0..n).for_each(|i| row(model.row(i)));
             Ok(())
         })
     }
@@ -360,24 +370,30 @@ impl Model {
     }
 
     /// Logits of rows `at..at + n` of the hidden state.
-    pub(crate) fn head(&mut self, part: Part, at: usize, n: usize) -> Result<Vec<f32>, Error> {
-        self.head_of(part, self.rows_for(n), at, n)
+    pub(crate) fn head(&mut self, part: Part, at: usize, n: usize) -> Result<(), Error> {
+        self.head_of(part, self.rows_for(n), at, n, 0)
     }
 
-    /// The same by a plan of so many rows.
+    /// The same by a plan of so many rows; they come behind `before` others.
     pub(crate) fn head_of(
         &mut self,
         part: Part,
         rows: usize,
         at: usize,
         n: usize,
-    ) -> Result<Vec<f32>, Error> {
+        before: usize,
+    ) -> Result<(), Error> {
         // A full chunk has no other place than the first row.
         let row = at.min(self.long - rows);
         self.launch(part, rows, &[("row", row as i64)])?;
-        let mut logits = vec![0.0; n * self.vocab()];
-        device::read_floats(&*self.device, &self.logits, (at - row) * self.vocab() * 4, &mut logits)?;
-        Ok(logits)
+        let vocab = self.vocab();
+        if self.rows_of_logits.len() < (before + n) * vocab {
+            let mut more = self.device.host((before + n) * vocab)?;
+            more[..before * vocab].copy_from_slice(&self.rows_of_logits[..before * vocab]);
+            self.rows_of_logits = more;
+        }
+        let to = &mut self.rows_of_logits[before * vocab..][..n * vocab];
+        Ok(device::read_floats(&*self.device, &self.logits, (at - row) * vocab * 4, to)?)
     }
 
     /// Blocks that hold so many positions, in a plan of so many tokens of one sequence.

@@ -172,7 +172,11 @@ impl Model {
         let mut end = 0;
         let last = pieces.iter().map(|p| {
             end += p.tokens.len();
-            p.wanted.then(|| self.head_of(Part::Head, self.fewest, end - 1, 1)).transpose()
+            if !p.wanted {
+                return Ok(None);
+            }
+            self.head_of(Part::Head, self.fewest, end - 1, 1, 0)?;
+            Ok(Some(self.row(0).to_vec()))
         });
         last.collect()
     }
@@ -188,19 +192,17 @@ impl Model {
 
     /// Runs one token of each of several sequences, or several of one whose positions before are in the cache or here;
     /// the logits of all of them, row after row.
-    pub fn batch(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
-        let (most, mut logits) = (self.together_at_most(), vec![]);
-        if tokens.len() <= most {
-            return self.together(tokens);
+    pub fn batch(&mut self, tokens: &[Row]) -> Result<&mut [f32], Error> {
+        let most = self.together_at_most();
+        for (i, part) in tokens.chunks(most).enumerate() {
+            self.together(part, i * most)?;
         }
-        for part in tokens.chunks(most) {
-            logits.extend(self.together(part)?);
-        }
-        Ok(logits)
+        let all = tokens.len() * self.vocab();
+        Ok(&mut self.rows_of_logits[..all])
     }
 
-    /// One plan over a few tokens.
-    fn together(&mut self, tokens: &[Row]) -> Result<Vec<f32>, Error> {
+    /// One plan over a few tokens, whose logits come behind `before` others.
+    fn together(&mut self, tokens: &[Row], before: usize) -> Result<(), Error> {
         let n = tokens.len();
         let rows = self.batch_rows(n);
         let ids: Vec<u32> = tokens.iter().map(|r| r.token).collect();
@@ -225,7 +227,7 @@ impl Model {
         table.resize(rows * pages, spare);
         self.tell(&ids, [&slots, &positions, &[]], &table)?;
         self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
-        self.head_of(Part::Head, rows, 0, n)
+        self.head_of(Part::Head, rows, 0, n, before)
     }
 
     /// The positions of a block where rows are of different sequences, and how many blocks hold so many.

@@ -10,6 +10,7 @@ use compiler::bundle::Bundle;
 use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
 use std::any::Any;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,11 @@ pub trait Device: Send + Sync {
 
     /// Copies from `from`, `offset` bytes from its start; waits for what was run before.
     fn read(&self, from: &Slice, offset: usize, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Memory of the program that this device copies numbers to as fast as it can.
+    fn host(&self, floats: usize) -> Result<HostFloats, Error> {
+        Ok(Box::new(vec![0.0; floats]))
+    }
 
     /// Makes a program ready to run. `code` must be what this device's target emitted for `linear`: it is trusted.
     fn load(&self, linear: Linear, code: Code) -> Result<Program, Error>;
@@ -59,6 +65,8 @@ pub trait Device: Send + Sync {
         plan.launches().len()
     }
 }
+
+pub type HostFloats = Box<dyn DerefMut<Target = [f32]> + Send>;
 
 /// A program, or several that are launched together, loaded on a device; a cheap handle.
 #[derive(Clone)]

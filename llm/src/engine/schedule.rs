@@ -24,7 +24,9 @@ pub trait Steps {
     fn uniform(&self) -> bool;
     /// The logits of each piece's last token, where they are wanted.
     fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, model::Error>;
-    fn batch(&mut self, rows: &[Row]) -> Result<Vec<f32>, model::Error>;
+    fn batch(&mut self, rows: &[Row]) -> Result<(), model::Error>;
+    /// The logits of a row of the last batch.
+    fn row(&mut self, i: usize) -> &mut [f32];
     /// Does something ahead of time for so many sequences; false if nothing is left to do.
     fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error>;
 }
@@ -45,8 +47,11 @@ impl Steps for Model {
     fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, model::Error> {
         Model::prompts(self, pieces)
     }
-    fn batch(&mut self, rows: &[Row]) -> Result<Vec<f32>, model::Error> {
-        Model::batch(self, rows)
+    fn batch(&mut self, rows: &[Row]) -> Result<(), model::Error> {
+        Model::batch(self, rows).map(drop)
+    }
+    fn row(&mut self, i: usize) -> &mut [f32] {
+        Model::row(self, i)
     }
     fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error> {
         Model::prepare(self, sequences)
@@ -198,21 +203,17 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
         let began = Instant::now();
         let result = self.model.batch(&rows);
         self.generation_time += began.elapsed();
-        let vocab = result.as_ref().map_or(0, |l| l.len() / rows.len());
         drop(rows);
         let mut ends = vec![];
-        let mut logits = match result {
-            Ok(logits) => logits,
-            Err(e) => {
-                let all = takes.iter().map(|t| (t.0, End::Error(e.to_string())));
-                return self.finish_all(all.collect(), shared);
-            }
-        };
+        if let Err(e) = result {
+            let all = takes.iter().map(|t| (t.0, End::Error(e.to_string())));
+            return self.finish_all(all.collect(), shared);
+        }
         for (i, n, last) in takes {
             self.ran(i, n);
             let s = &mut self.running[i];
             if s.computed == s.saying.history.len()
-                && let Some(end) = s.next(&mut logits[last * vocab..][..vocab])
+                && let Some(end) = s.next(self.model.row(last))
             {
                 ends.push((i, end));
             }

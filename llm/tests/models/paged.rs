@@ -54,13 +54,13 @@ fn rows_come_out_alike_however_they_are_run() {
             m.reserve(20 * 32).unwrap();
             let (on, vocab) = ((&*device, activations), m.vocab());
             let tokens: Vec<u32> = (0..75).map(|i| (i * 37 + 11) % vocab as u32).collect();
-            let whole: Vec<f32> = tokens.iter().flat_map(|t| m.feed(&[*t]).unwrap()).collect();
+            let whole: Vec<f32> = tokens.iter().flat_map(|t| m.feed(&[*t]).unwrap().to_vec()).collect();
 
             let row = |pos: usize, table| Row { token: tokens[pos], pos, table };
             let apart = [7, 3, 11];
             let mut alone = vec![];
             for pos in 0..tokens.len() {
-                alone.extend(m.batch(&[row(pos, &apart)]).unwrap());
+                alone.extend(m.batch(&[row(pos, &apart)]).unwrap().to_vec());
             }
             let d = distance(&alone, &whole, vocab);
             assert!(d.max < 1e-3, "{file} in pages: {d:?}");
@@ -70,13 +70,13 @@ fn rows_come_out_alike_however_they_are_run() {
                 for at in (0..tokens.len()).step_by(n) {
                     let piece: Vec<Row> =
                         (at..(at + n).min(tokens.len())).map(|pos| row(pos, &[1, 19, 2])).collect();
-                    rows.extend(m.batch(&piece).unwrap());
+                    rows.extend(m.batch(&piece).unwrap().to_vec());
                 }
                 alike(&format!("{file}, {n} rows"), on, &rows, &alone, vocab);
             }
             // Beside a sequence of another length.
             for pos in [0, 40] {
-                let two = m.batch(&[row(pos, &apart), row(70, &[1, 19, 2])]).unwrap();
+                let two = m.batch(&[row(pos, &apart), row(70, &[1, 19, 2])]).unwrap().to_vec();
                 let want = [&alone[pos * vocab..][..vocab], &alone[70 * vocab..][..vocab]].concat();
                 alike(&format!("{file}, beside another"), on, &two, &want, vocab);
             }

@@ -60,7 +60,7 @@ fn every_architecture_at_once_and_token_by_token() {
                 m.truncate(5);
                 let mut row = vec![];
                 for (i, &t) in tokens.iter().enumerate().skip(5) {
-                    row = m.feed(&[t]).unwrap();
+                    row = m.feed(&[t]).unwrap().to_vec();
                     exact(
                         &format!("{what} position {i}"),
                         &row,
@@ -72,7 +72,7 @@ fn every_architecture_at_once_and_token_by_token() {
                 }
                 for want in ids(&e.json[seq]["greedy_16"]) {
                     assert_eq!(argmax(&row), want, "{what}: greedy");
-                    row = m.feed(&[want]).unwrap();
+                    row = m.feed(&[want]).unwrap().to_vec();
                 }
             }
         }
@@ -133,7 +133,7 @@ fn the_interpreter_agrees_with_single_tokens_as_a_gpu() {
         let device = Arc::new(InterpDevice::like(Ptx::new(90).caps()));
         let mut m = load(device, packed_model(&format!("tiny/{folder}/{file}")), 16, Activations::F32);
         let tokens = &e.tokens("seq0")[..3];
-        let got: Vec<f32> = tokens.iter().flat_map(|&t| m.feed(&[t]).unwrap()).collect();
+        let got: Vec<f32> = tokens.iter().flat_map(|&t| m.feed(&[t]).unwrap().to_vec()).collect();
         exact(file, &got, &e.logits("seq0")[..got.len()], e.vocab, 1e-3, 1e-7);
     }
 }
@@ -170,7 +170,7 @@ fn a_prompt_as_a_gpu_says_what_its_halves_say() {
     let device = Arc::new(InterpDevice::like(Ptx::new(80).caps()));
     let mut m = load(device, file, 64, Activations::Int8);
     let (first, second) = (e.tokens("seq0"), e.tokens("seq1"));
-    let got = m.feed(&[&first[..], &second[..]].concat()).unwrap();
+    let got = m.feed(&[&first[..], &second[..]].concat()).unwrap().to_vec();
     m.truncate(0);
     m.feed(&first).unwrap();
     let d = distance(&got, &m.feed(&second).unwrap(), e.vocab);

@@ -53,7 +53,7 @@ fn what_was_tuned_is_used_by_the_next_model() {
     let dir = Dir::new("used");
     let silent = |what: &str| panic!("{what}");
     let Some(mut m) = story(Schedules::open(&dir.0, silent)) else { return };
-    let want = m.feed(&TOKENS).unwrap();
+    let want = m.feed(&TOKENS).unwrap().to_vec();
     let (usual, key) = head(&mut m);
     assert_ne!(usual, "");
     // A schedule of loops alone: anything is better.
@@ -96,7 +96,7 @@ fn what_does_not_apply_is_left_aside_with_one_warning() {
     let dir = Dir::new("stale");
     let schedules = Schedules::open(&dir.0, warn);
     let Some(mut usual) = story(Schedules::default()) else { return };
-    let want = usual.feed(&TOKENS).unwrap();
+    let want = usual.feed(&TOKENS).unwrap().to_vec();
     for kernel in kernels(&mut usual) {
         let key = Schedules::key(&kernel.text, usual.device().target().name());
         schedules.put(key, &parse("vector(77,16) grid(0,0)").unwrap());

@@ -7,6 +7,7 @@
 use crate::device::Error;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::ops::{Deref, DerefMut};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,6 +154,20 @@ impl Context {
         Ok(memory)
     }
 
+    /// Zeroed memory of the program that stays where it is, so that the GPU copies to it directly.
+    pub fn pinned(self: &Arc<Context>, floats: usize) -> Result<Pinned, Error> {
+        self.bind()?;
+        let mut start = null_mut();
+        let bytes = floats.max(1) * size_of::<f32>();
+        // SAFETY: the driver writes one address.
+        let result = unsafe { sys::cuMemAllocHost_v2(&mut start, bytes) };
+        check(result, || format!("allocating {bytes} bytes that the GPU copies to"))?;
+        let start = start.cast::<f32>();
+        // SAFETY: the range was just allocated, aligned to pages.
+        unsafe { start.write_bytes(0, floats.max(1)) };
+        Ok(Pinned { context: self.clone(), start, floats })
+    }
+
     /// Copies `bytes` to the GPU; they may be reused at once.
     ///
     /// # Safety
@@ -183,6 +198,40 @@ impl Context {
         self.bind()?;
         // SAFETY: the stream lives as long as `self`.
         check(unsafe { sys::cuStreamSynchronize(self.stream) }, || "waiting for the GPU".into())
+    }
+}
+
+/// Numbers in the program's memory that the driver holds in place.
+pub struct Pinned {
+    context: Arc<Context>,
+    start: *mut f32,
+    floats: usize,
+}
+
+// SAFETY: nobody else has the address; the memory belongs to no thread.
+unsafe impl Send for Pinned {}
+
+impl Deref for Pinned {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        // SAFETY: so many floats were allocated and set, and only `self` has their address.
+        unsafe { std::slice::from_raw_parts(self.start, self.floats) }
+    }
+}
+
+impl DerefMut for Pinned {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and `self` is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.floats) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: copies to it are waited for before the borrow ends. Failure leaks it.
+            unsafe { sys::cuMemFreeHost(self.start.cast()) };
+        }
     }
 }
 

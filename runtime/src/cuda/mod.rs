@@ -7,7 +7,7 @@
 mod driver;
 
 use crate::buffer::{Buffer, Slice};
-use crate::device::{Device, Error, Prepared, Program};
+use crate::device::{Device, Error, HostFloats, Prepared, Program};
 use crate::plan::{Launch, Plan};
 use compiler::bundle::Bundle;
 use compiler::codegen::ptx::{Ptx, dynamic_shared};
@@ -158,6 +158,10 @@ impl Device for CudaDevice {
         let address = from.locate(offset, bytes.len())?;
         // SAFETY: as in `write`.
         unsafe { self.context.download(address, bytes) }
+    }
+
+    fn host(&self, floats: usize) -> Result<HostFloats, Error> {
+        Ok(Box::new(self.context.pinned(floats)?))
     }
 
     fn load(&self, linear: Linear, code: Code) -> Result<Program, Error> {

@@ -152,7 +152,7 @@ impl<'g> Proposal<'g, '_> {
         let wanted = all / warps.max(1);
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
         let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
-        let n = [4, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);
+        let n = [8, 4, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);
         if n > 1 && self.put(Action::Group, i, n as usize) { n } else { 1 }
     }
 
@@ -221,10 +221,18 @@ impl<'g> Proposal<'g, '_> {
         block: i64,
     ) {
         let (lanes, k) = (self.caps.lanes as i64, sums[0]);
-        self.put(Action::Local, column, work(self.s.axes[column].range).min(lanes) as usize);
         let single = self.s.kernel.stages.len() == 1;
-        let pieces = if single { 2 * STAGED } else { block } / lanes;
-        self.put(Action::Group, k.0, pieces.min(work(k.1.range)) as usize);
+        let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        // As many pieces as it takes to have threads enough.
+        let most = if single { 2 * STAGED } else { block } / lanes;
+        let pieces = if single { (FULL / all).clamp(1, most) } else { most };
+        let beside = work(self.s.axes[column].range).min(lanes);
+        self.put(Action::Local, column, beside as usize);
+        if pieces > 1 {
+            self.put(Action::Group, k.0, pieces.min(work(k.1.range)) as usize);
+        } else {
+            self.fill(stage, BLOCK / beside);
+        }
         let loads = summed(store);
         let outs = self.outs(stage);
         let heads = outs.iter().find(|(i, a)| *i != column && shared(&loads, a) && a.extent() > Some(1));
