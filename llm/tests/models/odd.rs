@@ -28,7 +28,7 @@ fn odd_sizes_on_every_tier() {
             assert!(d.max <= 1e-3 && d.kl <= 1e-7, "{what}: {d:?}");
             m.truncate(0);
             for (token, want) in tokens.iter().zip(want.chunks(vocab)).take(3) {
-                let d = distance(&m.feed(&[*token]).unwrap(), want, vocab);
+                let d = distance(m.feed(&[*token]).unwrap(), want, vocab);
                 assert!(d.max <= 1e-3 && d.kl <= 1e-7, "{what}, one by one: {d:?}");
             }
             if name.ends_with(".quantised") {

@@ -134,7 +134,7 @@ fn the_interpreter_agrees_in_pages() {
         }
         let rows = [Row { token: 5, pos: 0, table: &[0] }, Row { token: 8, pos: 3, table: &[1] }];
         let row = m.batch(&rows).unwrap();
-        let d = distance(&row, &[&want[..vocab], &want[3 * vocab..]].concat(), vocab);
+        let d = distance(row, &[&want[..vocab], &want[3 * vocab..]].concat(), vocab);
         assert!(d.max < 1e-3, "{file}: {d:?}");
     }
 }

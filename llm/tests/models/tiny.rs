@@ -157,7 +157,7 @@ fn the_interpreter_agrees_with_prompts_as_a_gpu() {
         assert!(on_the_unit(17) >= 6, "{name}: projections, scores, values, feed forward");
         let got = m.feed(tokens).unwrap();
         let want = &e.logits(&format!("{name}.{kind}.seq0"))[16 * e.vocab..17 * e.vocab];
-        let d = distance(&got, want, e.vocab);
+        let d = distance(got, want, e.vocab);
         assert!(d.max <= 0.8 && d.mean <= 0.12 && d.kl <= 0.03 && d.cosine >= 0.996, "{name}: {d:?}");
     }
 }
@@ -173,7 +173,7 @@ fn a_prompt_as_a_gpu_says_what_its_halves_say() {
     let got = m.feed(&[&first[..], &second[..]].concat()).unwrap().to_vec();
     m.truncate(0);
     m.feed(&first).unwrap();
-    let d = distance(&got, &m.feed(&second).unwrap(), e.vocab);
+    let d = distance(&got, m.feed(&second).unwrap(), e.vocab);
     assert!(d.max <= 0.4 && d.mean <= 0.06 && d.kl <= 0.01 && d.cosine >= 0.998, "{d:?}");
 }
 

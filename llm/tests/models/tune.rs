@@ -82,7 +82,7 @@ fn what_was_tuned_is_used_by_the_next_model() {
 
     let mut next = story(Schedules::open(&dir.0, silent)).unwrap();
     assert_eq!(head(&mut next).0, *new);
-    let d = distance(&next.feed(&TOKENS).unwrap(), &want, want.len());
+    let d = distance(next.feed(&TOKENS).unwrap(), &want, want.len());
     assert!(d.max < 0.05, "{d:?}");
 }
 
