@@ -158,6 +158,38 @@ mod tests {
         p.code.iter().filter_map(width).collect()
     }
 
+    /// Stores five numbers one after the other, from this offset on.
+    fn storing(first: i64) -> Linear {
+        let mut p = Linear { buffers: vec![(DType::F32, true)], code: vec![], ..program(0) };
+        let index = p.op(DType::I64, Op::Const(Bits::int(0)), &[]);
+        let values: Vec<Reg> =
+            (1..6).map(|i| p.op(DType::F32, Op::Const(Bits::float(i as f32)), &[])).collect();
+        for (value, offset) in values.into_iter().zip(first..) {
+            p.code.push(Inst::Store { mem: Mem::Global(0), index, offset, value, gate: None });
+        }
+        p
+    }
+
+    #[test]
+    fn stores_join_as_far_as_they_are_aligned_and_mean_the_same() {
+        for (first, lanes) in [(0, vec![4, 1]), (2, vec![2, 2, 1]), (3, vec![1, 4])] {
+            let before = storing(first);
+            let after = widen(before.clone(), 16);
+            crate::spec::linear::verify(&after);
+            let width = |i: &Inst| match i {
+                Inst::Store { value, .. } => Some(after.dtype(*value).lanes),
+                _ => None,
+            };
+            assert_eq!(after.code.iter().filter_map(width).collect::<Vec<_>>(), lanes, "from {first}");
+            let run = |p: &Linear| {
+                let mut buffers = vec![vec![0; 64]];
+                crate::interp::linear::run(p, &mut buffers, &[]);
+                buffers
+            };
+            assert_eq!(run(&before), run(&after));
+        }
+    }
+
     #[test]
     fn neighbours_join_as_far_as_they_are_aligned_and_mean_the_same() {
         for (first, widths) in [(0, vec![16]), (4, vec![4, 8, 4]), (16, vec![16])] {

@@ -123,13 +123,18 @@ impl<'g> Proposal<'g, '_> {
                 rows /= n;
             }
         }
-        let groups = self.warps_of_a_sum(stage, &found[0].over);
+        // The products of a kernel have the same threads.
+        let lanes = self.caps.lanes as i64;
+        let before = self.s.warps.iter().filter(|w| w.stage != stage).map(|w| self.s.threads(w.stage)).max();
+        let shared = before.unwrap_or(LARGEST);
+        let all = if single { WARPS * PROCESSORS } else { shared / lanes };
+        let groups = self.warps_of_a_sum(stage, &found[0].over, all);
         let block = match groups {
-            _ if !single => LARGEST,
+            _ if !single => shared,
             1 => BLOCK,
             _ => STAGED,
         };
-        let mut warps = block / self.caps.lanes as i64 / groups;
+        let mut warps = block / lanes / groups;
         for (i, _) in mine {
             let n = whole(self.s.axes[i].range.arg(0), warps);
             if n > 1 && self.put(Action::Local, i, n as usize) {
@@ -145,10 +150,8 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// Where warps with sums of their own are too few to wait for memory in turns, several share one.
-    fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>]) -> i64 {
+    fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>], all: i64) -> i64 {
         let warps: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
-        let own = LARGEST / self.caps.lanes as i64;
-        let all = if self.s.kernel.stages.len() == 1 { WARPS * PROCESSORS } else { own };
         let wanted = all / warps.max(1);
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
         let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
