@@ -1,9 +1,4 @@
-//! Decides which tensors are kept in memory, and which of the kept ones are computed by one kernel.
-//!
-//! Kept are the requested tensors and whatever would otherwise be computed again and again: a reduction or a costly
-//! operation that several others read, or that is broadcast. Everything else is computed where it is read, so a
-//! reduction takes its prologue and epilogue along, and a reduction read once inside another (the block sums of a
-//! quantised product, the experts of a weighted sum) runs in its loop. A reduction is never recomputed.
+//! Decides which of the tensors that are kept in memory are computed by one kernel.
 //!
 //! Kept tensors whose rows match become stages of one kernel as long as one row is little work: a kernel of several
 //! stages has only its rows to spread over the machine. Rows that read the same memory, as those of a matrix product do,
@@ -15,13 +10,14 @@
 //! it reads, become rows of both. And a launch costs it more than a little work: what is little, as the norm of one token
 //! is, every block of its readers computes again for itself.
 
-use super::lower::{Lower, at_parts, flatten, reads};
-use super::{Kernel, Program, Stage, half_factors, length};
+use super::item::{Item, LITTLE, extent};
+use super::keep::keep;
+use super::lower::{at_parts, flatten, reads};
+use super::{Kernel, Program, Stage, length};
 use crate::codegen::Caps;
 use crate::graph::{Ex, Graph, Id, Kind, Op, topo};
 use crate::rewrite::substitute;
 use crate::rules::{simplify, simplify1};
-use crate::scalar::{Binary, Unary};
 use crate::shape::product;
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
@@ -64,17 +60,8 @@ const AT_ONCE: i64 = 1 << 10;
 const BUSY: i64 = 128;
 const BLOCK: i64 = 32;
 
-/// Elements that are quickly read again.
-const LITTLE: i64 = 1 << 10;
-
-/// How often a row uses what it reads again for this to be worth it.
-const REUSED: i64 = 3;
-
 /// Products that a GPU's matrix unit does while its processors do one.
 const MATRIX: i64 = 8;
-
-/// Rows from which on a matrix is worth it.
-const SIDE: i64 = 8;
 
 pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Program<'g> {
     let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
@@ -88,198 +75,6 @@ pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Progra
     emit(g, &roots, &items, groups, grain.blocks.is_some())
 }
 
-fn is_movement(op: Op) -> bool {
-    matches!(op, Op::Reshape | Op::Expand | Op::Permute(_) | Op::Shrink | Op::Pad)
-}
-
-/// The tensor that a chain of views shows.
-fn behind(mut t: Ex) -> Ex {
-    while is_movement(t.op()) {
-        t = t.arg(0);
-    }
-    t
-}
-
-/// Does it only give numbers more bits? It is kept as what it is made of.
-fn widens(e: &Ex) -> bool {
-    let wider = || {
-        e.dtype().is_float() && e.arg(0).dtype().is_float() && e.dtype().bytes() > e.arg(0).dtype().bytes()
-    };
-    e.op() == Op::Cast && wider()
-}
-
-/// With `blocks`, many threads would wait for one that divides.
-fn costly(op: Op, float: bool, blocks: bool) -> bool {
-    match op {
-        Op::Reduce(..) => true,
-        Op::Unary(Unary::Recip) if blocks => false,
-        Op::Unary(u) => !matches!(u, Unary::Neg | Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc),
-        Op::Binary(b) => b == Binary::Div && float,
-        _ => false,
-    }
-}
-
-/// Tensors that are kept in memory. With `blocks`, one that is only read as rows of blocks is kept as these.
-fn keep<'g>(roots: &[Ex<'g>], blocks: bool) -> HashSet<Id> {
-    let order = topo(roots);
-    let mut users: HashMap<Id, Vec<Id>> = HashMap::new();
-    for e in &order {
-        e.args().iter().for_each(|a| users.entry(a.id).or_default().push(e.id));
-    }
-    let view = |e: &Ex| {
-        let alone = e.op() == Op::Reshape && users[&e.arg(0).id] == [e.id];
-        blocks && alone && !is_movement(e.arg(0).op())
-    };
-    let own = |e: &Ex| matches!(e.op(), Op::Assign | Op::Contiguous) || roots.contains(e);
-    let asked: HashSet<Id> =
-        order.iter().filter(|e| own(e) && !matches!(e.op(), Op::Buffer(_))).map(|e| e.id).collect();
-    let mut kept = asked.clone();
-    // Whether reading a node means work that is not to be done twice.
-    let weigh = |e: &Ex, heavy: &mut HashMap<Id, bool>, kept: &HashSet<Id>| {
-        let below = e.args().iter().any(|a| heavy[&a.id] && !kept.contains(&a.id));
-        heavy.insert(e.id, below || costly(e.op(), e.dtype().is_float(), blocks));
-    };
-    let mut heavy: HashMap<Id, bool> = HashMap::new();
-    for e in &order {
-        weigh(e, &mut heavy, &kept);
-        let again = match e.op() {
-            Op::Expand => vec![e.arg(0)],
-            Op::Gather | Op::Segment => e.args(),
-            _ => vec![],
-        };
-        let narrow = |s: Ex<'g>| if widens(&s) { behind(s.arg(0)) } else { s };
-        for s in again.into_iter().map(behind).map(narrow) {
-            if heavy[&s.id] && kept.insert(s.id) {
-                // The views between `s` and here were weighed before `s` was kept.
-                e.topo().iter().for_each(|n| weigh(n, &mut heavy, &kept));
-            }
-        }
-    }
-    order.iter().for_each(|e| weigh(e, &mut heavy, &kept));
-    let mut readers: HashMap<Id, HashSet<Id>> = HashMap::new();
-    for e in order.iter().rev() {
-        let by = readers.entry(e.id).or_default();
-        if by.len() > 1 && heavy[&e.id] && (!is_movement(e.op()) || view(e)) && !widens(e) {
-            kept.insert(e.id);
-        }
-        let by = if kept.contains(&e.id) { HashSet::from([e.id]) } else { by.clone() };
-        for a in e.args() {
-            readers.entry(a.id).or_default().extend(&by);
-        }
-    }
-    order.iter().for_each(|e| weigh(e, &mut heavy, &kept));
-    kept.retain(|id| asked.contains(id) || heavy[id]);
-    kept
-}
-
-/// A kept tensor and how one element of it is computed.
-struct Item<'g> {
-    tensor: Ex<'g>,
-    axes: Vec<Ex<'g>>,
-    body: Ex<'g>,
-    /// For an assignment the place of the element.
-    place: Option<Ex<'g>>,
-}
-
-impl<'g> Item<'g> {
-    fn new(g: &'g Graph, tensor: Ex<'g>, kept: &HashSet<Id>) -> Item<'g> {
-        let mut lower = Lower::new(g, kept);
-        if tensor.op() == Op::Assign {
-            let axes = lower.axes(&tensor.arg(0).dims());
-            // The place is in the buffer, even where a view on the way there is kept for somebody else.
-            let (mut kept, mut view) = (kept.clone(), tensor.arg(0));
-            while !matches!(view.op(), Op::Buffer(_) | Op::Assign) {
-                kept.remove(&view.id);
-                view = view.arg(0);
-            }
-            let place = Lower::new(g, &kept).place(tensor.arg(0), &axes);
-            // The value may itself be kept.
-            let body = lower.element(tensor.arg(1), &axes, None, 0);
-            return Item { tensor, axes, body: simplify1(body), place: Some(simplify1(place)) };
-        }
-        let axes = lower.axes(&tensor.dims());
-        let body = lower.body(tensor, &axes);
-        Item { tensor, axes, body: simplify1(body), place: None }
-    }
-
-    fn roots(&self) -> Vec<Ex<'g>> {
-        std::iter::once(self.body).chain(self.place).collect()
-    }
-
-    /// The tensors that it reads.
-    fn reads(&self) -> impl Iterator<Item = Id> + use<'g> {
-        reads(&self.roots()).into_iter().map(|at| at_parts(at).0.id)
-    }
-
-    /// Is it a sum of products of 16 bits, which a matrix unit takes for many rows at a time?
-    fn halves(&self) -> bool {
-        let sums = |e: &Ex| matches!(e.op(), Op::Fold(..)) && half_factors(e.arg(0)).is_some();
-        topo(&[self.body]).iter().any(sums)
-    }
-
-    /// The same, of which every row has two matrices?
-    fn multiplies(&self, rows: usize) -> bool {
-        let own = |e: Ex<'g>, other: Ex<'g>| {
-            let [e, other] = [e, other].map(|x| topo(&[x]));
-            let wide = self.axes[rows..].iter().filter(|a| extent(**a) >= SIDE);
-            wide.into_iter().any(|a| e.contains(a) && !other.contains(a))
-        };
-        let factors = topo(&[self.body]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
-        let mut factors = factors.filter_map(|e| half_factors(e.arg(0)));
-        factors.any(|(a, b)| own(a, b) && own(b, a))
-    }
-
-    /// Does every row read the same elements of a larger tensor?
-    fn shares(&self, rows: usize) -> bool {
-        let own = |idx: &[Ex]| topo(idx).iter().any(|e| self.axes[..rows].contains(e));
-        let count = |idx: &[Ex]| topo(idx).into_iter().filter(|e| matches!(e.op(), Op::Range(..))).count();
-        reads(&[self.body]).into_iter().map(at_parts).any(|(_, idx, _)| !own(&idx) && count(&idx) > 1)
-    }
-
-    /// Does one of the first axes read more that it has in common with its other rows than of its own, and this to use
-    /// it once?
-    fn crowds(&self, rows: usize) -> bool {
-        let size = |idx: &[Ex<'g>]| -> i64 {
-            let within = |e: &Ex<'g>| matches!(e.op(), Op::Range(..)) && !self.axes[..rows].contains(e);
-            topo(idx).into_iter().filter(within).map(extent).product()
-        };
-        let reads: Vec<_> = reads(&[self.body]).into_iter().map(|at| at_parts(at).1).collect();
-        self.axes[..rows].iter().filter(|a| extent(**a) > 1).any(|a| {
-            let (own, common): (Vec<_>, Vec<_>) = reads.iter().partition(|idx| topo(idx).contains(a));
-            let total = |part: Vec<&Vec<Ex<'g>>>| part.into_iter().map(|idx| size(idx)).sum::<i64>();
-            let common = total(common);
-            common > total(own).max(LITTLE) && self.work(rows) < REUSED * common
-        })
-    }
-
-    /// Element operations in all, or in one row when `rows` axes are taken away.
-    fn work(&self, rows: usize) -> i64 {
-        let outs: i64 = self.axes[rows..].iter().map(|a| extent(*a)).product();
-        outs.saturating_mul(self.roots().into_iter().map(rounds).fold(1, i64::saturating_add))
-    }
-}
-
-/// Element operations of the reductions in one element: what stands inside another runs in each of its rounds.
-fn rounds(e: Ex) -> i64 {
-    let (mut stack, mut seen, mut sum) = (vec![e], HashSet::new(), 0i64);
-    while let Some(e) = stack.pop() {
-        if !seen.insert(e.id) {
-            continue;
-        }
-        match e.op() {
-            Op::Fold(_, n) => {
-                let args = e.args();
-                let (bodies, over) = args.split_at(n as usize);
-                let times: i64 = over.iter().map(|r| extent(*r)).product();
-                let inside = bodies.iter().map(|b| rounds(*b)).fold(1, i64::saturating_add);
-                sum = sum.saturating_add(times.saturating_mul(inside));
-            }
-            _ => stack.extend(e.args()),
-        }
-    }
-    sum
-}
-
 /// Leaves out what nobody reads once the bodies are simplified.
 fn drop_unread<'g>(mut items: Vec<Item<'g>>, roots: &[Ex<'g>]) -> Vec<Item<'g>> {
     let mut read: HashSet<Id> = roots.iter().map(|r| r.id).collect();
@@ -291,14 +86,6 @@ fn drop_unread<'g>(mut items: Vec<Item<'g>>, roots: &[Ex<'g>]) -> Vec<Item<'g>> 
     }
     items.retain(|item| read.contains(&item.tensor.id));
     items
-}
-
-/// Rounds of a range; an axis of one element has the index 0 instead.
-fn extent(axis: Ex) -> i64 {
-    match axis.op() {
-        Op::Range(..) => axis.arg(0).bounds().1,
-        _ => 1,
-    }
 }
 
 #[derive(Clone)]

@@ -5,6 +5,8 @@
 
 mod beside;
 mod fuse;
+mod item;
+mod keep;
 pub mod lower;
 mod memory;
 

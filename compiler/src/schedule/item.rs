@@ -1,0 +1,131 @@
+//! A kept tensor and what its rows have to do with each other: what a kernel of several stages is judged by.
+
+use super::half_factors;
+use super::lower::{Lower, at_parts, reads};
+use crate::graph::{Ex, Graph, Id, Op, topo};
+use crate::rules::simplify1;
+use std::collections::HashSet;
+
+/// Elements that are quickly read again.
+pub const LITTLE: i64 = 1 << 10;
+
+/// How often a row uses what it reads again for this to be worth it.
+const REUSED: i64 = 3;
+
+/// Rows from which on a matrix is worth it.
+const SIDE: i64 = 8;
+
+/// A kept tensor and how one element of it is computed.
+pub struct Item<'g> {
+    pub tensor: Ex<'g>,
+    pub axes: Vec<Ex<'g>>,
+    pub body: Ex<'g>,
+    /// For an assignment the place of the element.
+    pub place: Option<Ex<'g>>,
+}
+
+impl<'g> Item<'g> {
+    pub fn new(g: &'g Graph, tensor: Ex<'g>, kept: &HashSet<Id>) -> Item<'g> {
+        let mut lower = Lower::new(g, kept);
+        if tensor.op() == Op::Assign {
+            let axes = lower.axes(&tensor.arg(0).dims());
+            // The place is in the buffer, even where a view on the way there is kept for somebody else.
+            let (mut kept, mut view) = (kept.clone(), tensor.arg(0));
+            while !matches!(view.op(), Op::Buffer(_) | Op::Assign) {
+                kept.remove(&view.id);
+                view = view.arg(0);
+            }
+            let place = Lower::new(g, &kept).place(tensor.arg(0), &axes);
+            // The value may itself be kept.
+            let body = lower.element(tensor.arg(1), &axes, None, 0);
+            return Item { tensor, axes, body: simplify1(body), place: Some(simplify1(place)) };
+        }
+        let axes = lower.axes(&tensor.dims());
+        let body = lower.body(tensor, &axes);
+        Item { tensor, axes, body: simplify1(body), place: None }
+    }
+
+    pub fn roots(&self) -> Vec<Ex<'g>> {
+        std::iter::once(self.body).chain(self.place).collect()
+    }
+
+    /// The tensors that it reads.
+    pub fn reads(&self) -> impl Iterator<Item = Id> + use<'g> {
+        reads(&self.roots()).into_iter().map(|at| at_parts(at).0.id)
+    }
+
+    /// Is it a sum of products of 16 bits, which a matrix unit takes for many rows at a time?
+    pub fn halves(&self) -> bool {
+        let sums = |e: &Ex| matches!(e.op(), Op::Fold(..)) && half_factors(e.arg(0)).is_some();
+        topo(&[self.body]).iter().any(sums)
+    }
+
+    /// The same, of which every row has two matrices?
+    pub fn multiplies(&self, rows: usize) -> bool {
+        let own = |e: Ex<'g>, other: Ex<'g>| {
+            let [e, other] = [e, other].map(|x| topo(&[x]));
+            let wide = self.axes[rows..].iter().filter(|a| extent(**a) >= SIDE);
+            wide.into_iter().any(|a| e.contains(a) && !other.contains(a))
+        };
+        let factors = topo(&[self.body]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
+        let mut factors = factors.filter_map(|e| half_factors(e.arg(0)));
+        factors.any(|(a, b)| own(a, b) && own(b, a))
+    }
+
+    /// Does every row read the same elements of a larger tensor?
+    pub fn shares(&self, rows: usize) -> bool {
+        let own = |idx: &[Ex]| topo(idx).iter().any(|e| self.axes[..rows].contains(e));
+        let count = |idx: &[Ex]| topo(idx).into_iter().filter(|e| matches!(e.op(), Op::Range(..))).count();
+        reads(&[self.body]).into_iter().map(at_parts).any(|(_, idx, _)| !own(&idx) && count(&idx) > 1)
+    }
+
+    /// Does one of the first axes read more that it has in common with its other rows than of its own, and this to use
+    /// it once?
+    pub fn crowds(&self, rows: usize) -> bool {
+        let size = |idx: &[Ex<'g>]| -> i64 {
+            let within = |e: &Ex<'g>| matches!(e.op(), Op::Range(..)) && !self.axes[..rows].contains(e);
+            topo(idx).into_iter().filter(within).map(extent).product()
+        };
+        let reads: Vec<_> = reads(&[self.body]).into_iter().map(|at| at_parts(at).1).collect();
+        self.axes[..rows].iter().filter(|a| extent(**a) > 1).any(|a| {
+            let (own, common): (Vec<_>, Vec<_>) = reads.iter().partition(|idx| topo(idx).contains(a));
+            let total = |part: Vec<&Vec<Ex<'g>>>| part.into_iter().map(|idx| size(idx)).sum::<i64>();
+            let common = total(common);
+            common > total(own).max(LITTLE) && self.work(rows) < REUSED * common
+        })
+    }
+
+    /// Element operations in all, or in one row when `rows` axes are taken away.
+    pub fn work(&self, rows: usize) -> i64 {
+        let outs: i64 = self.axes[rows..].iter().map(|a| extent(*a)).product();
+        outs.saturating_mul(self.roots().into_iter().map(rounds).fold(1, i64::saturating_add))
+    }
+}
+
+/// Element operations of the reductions in one element: what stands inside another runs in each of its rounds.
+fn rounds(e: Ex) -> i64 {
+    let (mut stack, mut seen, mut sum) = (vec![e], HashSet::new(), 0i64);
+    while let Some(e) = stack.pop() {
+        if !seen.insert(e.id) {
+            continue;
+        }
+        match e.op() {
+            Op::Fold(_, n) => {
+                let args = e.args();
+                let (bodies, over) = args.split_at(n as usize);
+                let times: i64 = over.iter().map(|r| extent(*r)).product();
+                let inside = bodies.iter().map(|b| rounds(*b)).fold(1, i64::saturating_add);
+                sum = sum.saturating_add(times.saturating_mul(inside));
+            }
+            _ => stack.extend(e.args()),
+        }
+    }
+    sum
+}
+/// Rounds of a range; an axis of one element has the index 0 instead.
+pub fn extent(axis: Ex) -> i64 {
+    match axis.op() {
+        Op::Range(..) => axis.arg(0).bounds().1,
+        _ => 1,
+    }
+}
