@@ -311,9 +311,8 @@ fn attend_in_pieces<'g>(
     // The pieces last. Where rows are few, some columns have their own sums of them: more to do, but for more processors.
     // The rows are those of the product behind: heads by themselves where each has a matrix of its own.
     let (all, v) = (groups * heads, y.size(-1));
-    let halves = std::iter::successors(Some(v), |c| Some(c / 2)).take_while(|c| c % COLUMNS == 0);
-    let enough = |c: &i64| t * all * (v / c) >= ROWS || *c < 2 * COLUMNS;
-    let columns = halves.into_iter().find(enough).unwrap_or(v);
+    let mut cut = std::iter::successors(Some(v), |c| Some(c / 2)).take_while(|c| c % COLUMNS == 0);
+    let columns = cut.find(|c| t * all * (v / c) >= ROWS || *c < 2 * COLUMNS).unwrap_or(v);
     let tokens = if t == 1 { vec![] } else { vec![t] };
     let rows = [tokens, if groups == 1 { vec![all, v / columns] } else { vec![all * v / columns] }].concat();
     let last = |x: Tensor<'g>, n: i64, row: &[i64]| {

@@ -6,11 +6,10 @@
 //! that weights are unpacked in registers. Which inputs stand side by side does not matter while both factors agree.
 
 use super::tiles::{Product, multiple, products};
-use super::{Axis, Illegal, Role, Scheduled};
+use super::{Axis, Illegal, Role, Scheduled, step};
 use crate::dtype::{DType, Scalar};
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
 use crate::rewrite::substitute;
-use crate::rules::sum::affine;
 use crate::rules::{simplify, simplify1};
 use crate::scalar::Fold;
 use crate::schedule::half_factors;
@@ -25,8 +24,8 @@ pub(super) const PARTS: i64 = 4;
 /// Rows that a thread has side by side.
 const BESIDE: i64 = 4;
 
-/// The ranges of a stage's product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token `2·(thread%4) + side`
-/// of eight; part `part` of the inputs.
+/// The ranges of a stage's product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token
+/// `2·(thread%4) + side` of eight; part `part` of the inputs.
 #[derive(Clone, Copy)]
 pub struct Warp<'g> {
     pub stage: usize,
@@ -79,10 +78,8 @@ impl<'g> Scheduled<'g> {
             self.axes.iter().enumerate().filter(own).map(|(i, a)| (i, a.range.arg(0))).collect();
         // Rows that lie side by side: a thread reads some at once.
         let beside = |r: &&(usize, Ex<'g>)| {
-            let near = |p: &Product<'g>| {
-                p.weights.op() == Op::Load
-                    && affine(p.weights.arg(1), &[self.axes[r.0].range]).is_some_and(|(_, s)| s == [1])
-            };
+            let range = self.axes[r.0].range;
+            let near = |p: &Product<'g>| p.weights.op() == Op::Load && step(p.weights, range) == Some(1);
             multiple(r.1, BESIDE * ROWS / 2) && found.iter().all(near)
         };
         let beside = rows.iter().find(beside).map(|r| r.0);

@@ -15,6 +15,7 @@ use crate::codegen::Caps;
 use crate::dtype::Scalar;
 use crate::graph::{Ex, Id, Kind, Op, rebuild, topo};
 use crate::rewrite::substitute;
+use crate::rules::sum::affine;
 use crate::rules::{simplify, simplify1};
 use crate::scalar::{Binary, Fold};
 use crate::schedule::{Kernel, Stage, length};
@@ -611,6 +612,11 @@ fn gated<'g>(e: Ex<'g>, mut args: Vec<Ex<'g>>, at: usize, gate: Ex<'g>) -> Ex<'g
         None => args.push(gate),
     }
     e.with_args(&args)
+}
+
+/// How far apart in memory a load or store has neighbours along the range.
+fn step(access: Ex, range: Ex) -> Option<i64> {
+    affine(access.arg(1), &[range]).map(|(_, s)| s[0])
 }
 
 /// Does the expression depend on what memory holds?

@@ -54,22 +54,25 @@ impl<'g> Item<'g> {
         reads(&self.roots()).into_iter().map(|at| at_parts(at).0.id)
     }
 
-    /// Is it a sum of products of 16 bits, which a matrix unit takes for many rows at a time?
+    /// The factors of its sums of products of 16 bits, which a matrix unit takes for many rows at a time.
+    fn factors(&self) -> impl Iterator<Item = (Ex<'g>, Ex<'g>)> + use<'g> {
+        let folds = topo(&[self.body]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
+        folds.filter_map(|e| half_factors(e.arg(0)))
+    }
+
+    /// Is it such a sum?
     pub fn halves(&self) -> bool {
-        let sums = |e: &Ex| matches!(e.op(), Op::Fold(..)) && half_factors(e.arg(0)).is_some();
-        topo(&[self.body]).iter().any(sums)
+        self.factors().next().is_some()
     }
 
     /// The same, of which every row has two matrices?
     pub fn multiplies(&self, rows: usize) -> bool {
         let own = |e: Ex<'g>, other: Ex<'g>| {
             let [e, other] = [e, other].map(|x| topo(&[x]));
-            let wide = self.axes[rows..].iter().filter(|a| extent(**a) >= SIDE);
-            wide.into_iter().any(|a| e.contains(a) && !other.contains(a))
+            let alone = |a: &Ex<'g>| extent(*a) >= SIDE && e.contains(a) && !other.contains(a);
+            self.axes[rows..].iter().any(alone)
         };
-        let factors = topo(&[self.body]).into_iter().filter(|e| matches!(e.op(), Op::Fold(..)));
-        let mut factors = factors.filter_map(|e| half_factors(e.arg(0)));
-        factors.any(|(a, b)| own(a, b) && own(b, a))
+        self.factors().any(|(a, b)| own(a, b) && own(b, a))
     }
 
     /// Does every row read the same elements of a larger tensor?
@@ -122,6 +125,7 @@ fn rounds(e: Ex) -> i64 {
     }
     sum
 }
+
 /// Rounds of a range; an axis of one element has the index 0 instead.
 pub fn extent(axis: Ex) -> i64 {
     match axis.op() {

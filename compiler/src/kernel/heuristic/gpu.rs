@@ -8,8 +8,7 @@ use super::{Proposal, divisor, reads, shared, summed};
 use crate::dtype::DType;
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::kernel::tiles::{multiple, products};
-use crate::kernel::{Action, Axis, Role, consumers};
-use crate::rules::sum::affine;
+use crate::kernel::{Action, Axis, Role, consumers, step};
 use std::collections::HashSet;
 
 /// Threads of a block where blocks are many.
@@ -412,7 +411,7 @@ impl<'g> Proposal<'g, '_> {
         let held = self.caps.vector_bytes as i64 / store.dtype().bytes() as i64;
         let most = if single { held } else { held.min(all / block) };
         let enough = if single { FULL } else { 2 * block };
-        let beside = |a: &Axis<'g>| affine(store.arg(1), &[a.range]).is_some_and(|(_, s)| s[0] == 1);
+        let beside = |a: &Axis<'g>| step(store, a.range) == Some(1);
         let Some(&(i, a)) = outs.iter().find(|(_, a)| beside(a)).filter(|_| all >= enough) else { return };
         let n = 1 << a.extent().map_or(0, |e| e.trailing_zeros().min(most.max(1).ilog2()));
         if n > 1 && in_lanes(store, a.range) {
@@ -455,9 +454,4 @@ fn in_lanes(store: Ex, range: Ex) -> bool {
         stack.extend(e.args().into_iter().skip(if row { 2 } else { 0 }));
     }
     true
-}
-
-/// How far apart in memory neighbours along the range are.
-fn step(load: Ex, range: Ex) -> Option<i64> {
-    affine(load.arg(1), &[range]).map(|(_, s)| s[0])
 }
