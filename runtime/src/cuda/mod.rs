@@ -12,7 +12,7 @@ use crate::plan::{Launch, Plan};
 use compiler::bundle::Bundle;
 use compiler::codegen::ptx::{Ptx, dynamic_shared};
 use compiler::codegen::{Code, Target};
-use compiler::linear::{Count, Linear};
+use compiler::linear::Linear;
 use driver::{Call, Context, Graph, Kernel, Memory};
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,10 +174,7 @@ impl Device for CudaDevice {
             return Err(Error::Code { program: bundle.name().into(), why });
         };
         let shared = bundle.parts().iter().map(dynamic_shared).max().unwrap_or(0);
-        // Blocks whose number the context decides are few and long: started beside another kernel's they would crowd the
-        // multiprocessors that it leaves first.
-        let varies = bundle.parts().iter().any(|p| !matches!(p.grid, Count::Const(_)));
-        let waits = self.target.overlaps() && !varies;
+        let waits = self.target.overlaps();
         let kernel = Kernel::load(&self.context, bundle.name(), ptx, bundle.threads(), shared, waits)?;
         Ok(Program::new(bundle, kernel))
     }
