@@ -32,6 +32,9 @@ const LONG: i64 = 16;
 /// Outputs of the longer side of a register tile.
 const SIDE: i64 = 4;
 
+/// Indices of a grid that are enough for all cores.
+const INDICES: i64 = 512;
+
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
     p.by_segments();
@@ -397,14 +400,26 @@ impl<'g> Proposal<'g, '_> {
         }
     }
 
-    /// What is left of the outputs goes to the grid; on a CPU not the last of scalars, which share their indices.
+    /// What is left of the outputs goes to the grid. A CPU works out its place in the grid for every index, so there the
+    /// last axes of what has no sum stay loops while indices are many; and so does the last of scalars, which share theirs.
     fn spread(&mut self) {
-        let scalar = self.caps.lanes == 1 && !self.s.axes.iter().any(|a| a.kind() == Kind::Vector);
         let outs = self.outs(0);
-        let last =
-            outs.last().filter(|(_, a)| scalar && outs.len() > 1 && a.extent().is_some_and(|e| e <= 1024));
-        let kept = last.map(|(i, _)| *i);
-        for i in (0..self.s.axes.len()).filter(|i| Some(*i) != kept) {
+        let mut kept = vec![];
+        if self.caps.lanes == 1 {
+            let scalar = !self.s.axes.iter().any(|a| a.kind() == Kind::Vector);
+            let short = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e <= 1024);
+            kept.extend(outs.last().filter(|_| scalar && outs.len() > 1).filter(short).map(|(i, _)| *i));
+            let plain = self.s.kernel.stages.len() == 1 && self.reduces(0).is_empty();
+            let mut indices: i64 = outs.iter().map(|(_, a)| a.range.arg(0).bounds().1).product();
+            for (i, a) in outs.iter().rev().filter(|_| plain && !scalar) {
+                indices /= a.range.arg(0).bounds().1.max(1);
+                if indices < INDICES {
+                    break;
+                }
+                kept.push(*i);
+            }
+        }
+        for i in (0..self.s.axes.len()).filter(|i| !kept.contains(i)) {
             if self.s.axes[i].kind() == Kind::Serial && !matches!(self.s.axes[i].role, Role::Reduce(_)) {
                 self.put(Action::Grid, i, 0);
             }
