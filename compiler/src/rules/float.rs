@@ -4,7 +4,7 @@
 use crate::dtype::{Bits, Scalar};
 use crate::graph::{Ex, Op};
 use crate::rewrite::rules;
-use crate::scalar::Unary;
+use crate::scalar::{Binary, Unary};
 
 const F32: &[Scalar] = &[Scalar::F32];
 
@@ -30,6 +30,7 @@ rules! { pub FLOAT for F32:
 }
 
 rules! { pub FUSE_FMA for F32:
+    muls_sub:     (Sub [x @ (Mul a b)] [y @ (Mul _ _)]) if factors(x) > factors(y) => fma(a, b, y.unary(Unary::Neg));
     mul_add:      (Add (Mul a b) c)                         => fma(a, b, c);
     add_mul:      (Add c (Mul a b))                         => fma(a, b, c);
     sub_mul:      (Sub c (Mul a b))                         => minus(a, b, c);
@@ -51,6 +52,12 @@ pub fn fma<'g>(a: Ex<'g>, b: Ex<'g>, c: Ex<'g>) -> Ex<'g> {
 fn minus<'g>(a: Ex<'g>, b: Ex<'g>, c: Ex<'g>) -> Ex<'g> {
     let (a, b) = if a.op() == Op::Spread { (b, a) } else { (a, b) };
     fma(a.unary(Unary::Neg), b, c)
+}
+
+/// How many numbers a product is made of. Of two products the one of fewer is likelier to be the same for many sums, as a
+/// block's minimum is, and then multiplied once.
+fn factors(e: Ex) -> usize {
+    if e.op() == Op::Binary(Binary::Mul) { factors(e.arg(0)) + factors(e.arg(1)) } else { 1 }
 }
 
 /// Powers of two whose reciprocal is a normal number.
@@ -82,5 +89,6 @@ mod tests {
         let minus = |x: Ex<'_>| g.ex(x.id).unary(Unary::Neg);
         assert_eq!(fuse(a * b - c), fma(a, b, minus(c)));
         assert_eq!(fuse(a * b - c * a), fma(minus(c), a, a * b));
+        assert_eq!(fuse(a * (b * c) - c * b), fma(a, b * c, minus(c * b)));
     }
 }
