@@ -118,7 +118,7 @@ impl<'g> Proposal<'g, '_> {
         let store = self.s.kernel.stages[0].store;
         let mut tokens: Vec<_> =
             self.outs(0).into_iter().filter(|(_, a)| sums_tiles(store, a.range)).collect();
-        tokens.sort_by_key(|(_, a)| std::cmp::Reverse(a.range.arg(0).bounds().1));
+        tokens.sort_by_key(|(_, a)| std::cmp::Reverse(work(a.range)));
         if !tokens.into_iter().any(|(m, _)| self.put(Action::Keep, m, 0)) {
             return false;
         }
@@ -181,7 +181,7 @@ impl<'g> Proposal<'g, '_> {
         }
         let mut best: Option<(i64, usize, Option<Quads>)> = None;
         for (i, a) in self.outs(stage).into_iter().chain(self.reduces(stage)) {
-            if a.range.arg(0).bounds().1 < wide as i64 || wide_numbers(store) {
+            if work(a.range) < wide as i64 || wide_numbers(store) {
                 continue;
             }
             let quads = self.quads(stage, store, i);
@@ -231,7 +231,7 @@ impl<'g> Proposal<'g, '_> {
             self.put(Action::Prefetch, 0, HOPPING / 64);
             return;
         }
-        let blocks: i64 = reduces.iter().map(|(_, a)| a.range.arg(0).bounds().1).product();
+        let blocks: i64 = reduces.iter().map(|(_, a)| work(a.range)).product();
         let planes: HashSet<Id> =
             topo(weights).into_iter().filter(|e| e.op() == Op::Load).map(|e| e.arg(0).id).collect();
         let n = STREAMS / planes.len();
@@ -410,9 +410,9 @@ impl<'g> Proposal<'g, '_> {
             let short = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e <= 1024);
             kept.extend(outs.last().filter(|_| scalar && outs.len() > 1).filter(short).map(|(i, _)| *i));
             let plain = self.s.kernel.stages.len() == 1 && self.reduces(0).is_empty();
-            let mut indices: i64 = outs.iter().map(|(_, a)| a.range.arg(0).bounds().1).product();
+            let mut indices: i64 = outs.iter().map(|(_, a)| work(a.range)).product();
             for (i, a) in outs.iter().rev().filter(|_| plain && !scalar) {
-                indices /= a.range.arg(0).bounds().1.max(1);
+                indices /= work(a.range).max(1);
                 if indices < INDICES {
                     break;
                 }
@@ -425,6 +425,11 @@ impl<'g> Proposal<'g, '_> {
             }
         }
     }
+}
+
+/// Most rounds of a range.
+fn work(range: Ex) -> i64 {
+    range.arg(0).bounds().1
 }
 
 /// Does the axis divide into the rows of tiles?
@@ -498,5 +503,31 @@ fn lane_score(store: Ex, axis: &Axis, quads: bool) -> i64 {
         _ if stride(store.arg(1)) == Some(1) => score + 2,
         _ if reductions(store).is_empty() => score - 3,
         _ => score - 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codegen::Target;
+    use crate::codegen::x86::{Features, X86};
+    use crate::graph::Graph;
+    use crate::pipeline;
+    use crate::schedule::Grain;
+
+    #[test]
+    fn the_grid_of_what_has_no_sum_is_no_larger_than_needed() {
+        let caps = X86::new(Features { avx512: true, ..Features::default() }).caps();
+        let grid = |dims: [i64; 3]| {
+            let g = Graph::new();
+            let x = g.input("x", DType::F32, dims);
+            let program = pipeline::schedule(&g, &[x + x], Grain::CPU);
+            let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
+            let linear = pipeline::compile(kernel, &propose(kernel, &caps), &caps).unwrap();
+            linear.grid.eval(&[])
+        };
+        assert_eq!(grid([32, 16, 64]), 32 * 16, "the last axis is a loop over vectors");
+        assert_eq!(grid([1024, 16, 64]), 1024, "and so is the one before");
+        assert_eq!(grid([8, 16, 64]), 8 * 16 * 4, "few indices all go to the grid");
     }
 }

@@ -4,7 +4,7 @@
 //! on their way at a time. Sums of what lies side by side are shared by the lanes of a warp; where instead the outputs
 //! lie side by side, each thread has an output of its own and the sum is cut into pieces that meet in local memory.
 
-use super::{Proposal, divisor, reads, shared, summed};
+use super::{Proposal, divisor, reads, shared, summed, work};
 use crate::dtype::DType;
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::kernel::tiles::{multiple, products};
@@ -431,11 +431,6 @@ impl<'g> Proposal<'g, '_> {
         }
         left
     }
-}
-
-/// Most rounds of a range.
-fn work(range: Ex) -> i64 {
-    range.arg(0).bounds().1
 }
 
 /// Can what depends on the range be computed in lanes: is every index of 32 bits that is no plain row of elements?
