@@ -216,8 +216,11 @@ pub fn bitcast(from: Scalar, to: Scalar, a: Bits) -> Bits {
     Bits::read(to, &raw)
 }
 
-/// An f32 rounded to bf16 as vector instructions do: subnormals become 0.
-pub fn pair(v: Bits) -> Bits {
+/// One of a pair of bf16: the upper half of a u32, or an f32 rounded as vector instructions do: subnormals become 0.
+pub fn pair(from: Scalar, v: Bits) -> Bits {
+    if from == Scalar::U32 {
+        return bitcast(Scalar::U16, Scalar::BF16, Bits::int(v.as_int() >> 16));
+    }
     let f = v.as_float();
     let flushed = if f.is_subnormal() { 0f32.copysign(f) } else { f };
     cast(Scalar::F32, Scalar::BF16, Bits::float(flushed))

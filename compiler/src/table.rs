@@ -155,6 +155,7 @@ impl Case {
     pub fn build<'g>(&self, g: &'g Graph, layout: Layout) -> Built<'g> {
         let Case { form, format, rows, cols, tokens } = *self;
         let mut b = Inputs { g, inputs: vec![] };
+        let unit = if layout == Layout::Rows { Unit::Warp } else { Unit::Tile };
         let outputs = match form {
             Form::Linear { batch } => {
                 let leading: &[i64] = if batch > 1 { &[batch] } else { &[] };
@@ -183,19 +184,18 @@ impl Case {
                     }
                     _ => b.add("x", DType::BF16, [tokens, cols], Fill::Normal(1.0)),
                 };
-                vec![b.f32("residual", [tokens, rows]) + w.linear_half(x)]
+                vec![b.f32("residual", [tokens, rows]) + w.linear_half(x, unit)]
             }
             Form::Grouped { experts, used } => {
                 let w = b.weights("w", format, &[experts], rows, cols, layout);
                 let chosen = b.add("sel", DType::I32, [tokens, used], Fill::Ints(0, experts - 1));
                 let weight = b.add("weight", DType::F32, [tokens, used, 1], Fill::Between(0.1, 1.0));
                 let x = b.f32("x", [tokens, cols]);
-                let unit = if layout == Layout::Rows { Unit::Warp } else { Unit::Tile };
                 let groups = ops::group(chosen, experts, unit.together());
                 let x = x
                     .gather(groups.choice / used)
                     .reshape_last(2, &[groups.expert.size(0), unit.together(), cols]);
-                let y = w.gather(groups.expert).linear_half(ops::halved(x, unit)).contiguous();
+                let y = w.gather(groups.expert).linear_half(ops::halved(x, unit), unit).contiguous();
                 let y = y.reshape([groups.expert.size(0) * unit.together(), rows]);
                 vec![(y.gather(groups.row) * weight).sum(1).squeeze(1)]
             }

@@ -170,7 +170,7 @@ impl<'g> Matrix<'g> {
             return self.of_f32(x);
         }
         if let Some(unit) = self.numbers.halves(x.size(-2)) {
-            return self.planes.linear_half(ops::halved(x, unit));
+            return self.planes.linear_half(ops::halved(x, unit), unit);
         }
         match self.numbers.activations {
             Activations::Int8 if self.layout == Layout::Interleaved16 && x.size(-2) % ops::TILE == 0 => {

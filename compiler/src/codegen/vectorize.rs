@@ -408,21 +408,27 @@ impl<'g> Vectors<'g, '_> {
         Ok((self.g.make(e.op(), self.typed(e.dtype(), columns), &parts), columns))
     }
 
-    /// Two stores of rounded numbers, side by side lane by lane, as one; says whether they were that.
+    /// Two stores of rounded numbers or of upper halves, side by side lane by lane, as one; says whether they were that.
     fn pair(&mut self, s: Ex<'g>, t: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<bool, Illegal> {
-        let rounded = |s: Ex<'g>| {
+        let half = |s: Ex<'g>| {
             let fits = s.op() == Op::Store && s.dtype() == DType::BF16 && s.args().len() == 3;
-            let value = fits.then(|| s.arg(2)).filter(|v| v.op() == Op::Cast)?.arg(0);
+            let value = fits.then(|| s.arg(2))?;
+            let value = match value.op() {
+                Op::Cast => Some(value.arg(0)).filter(|v| v.dtype() == DType::F32),
+                Op::Bitcast => upper_half(value.arg(0)),
+                _ => None,
+            };
             let (base, strides) = affine(s.arg(1), &self.ranges)?;
-            (value.dtype() == DType::F32).then_some((value, base, strides))
+            Some((value?, base, strides))
         };
-        let (Some((low, base, strides)), Some((high, next, others))) = (rounded(s), rounded(t)) else {
+        let (Some((low, base, strides)), Some((high, next, others))) = (half(s), half(t)) else {
             return Ok(false);
         };
         let Some(i) = only(&strides) else { return Ok(false) };
         let whole = 4 * self.size(i) == self.caps.vector_bytes as i64;
         let apart = strides[i] == 2 && strides == others && next == simplify1(base + 1);
-        if !self.caps.tile || !whole || !apart || s.arg(0) != t.arg(0) {
+        let alike = s.arg(0) == t.arg(0) && low.dtype() == high.dtype();
+        if !self.caps.tile || !whole || !apart || !alike {
             return Ok(false);
         }
         let (low, high) = (self.value(low)?, self.value(high)?);
@@ -499,4 +505,11 @@ fn fits_lanes(e: Ex) -> Result<DType, Illegal> {
         refuse!("a 64-bit number in lanes");
     }
     Ok(DType::I32)
+}
+
+/// The u32 of which `e` is the upper half.
+fn upper_half(e: Ex) -> Option<Ex> {
+    let shifted = Some(e).filter(|e| e.op() == Op::Cast && e.dtype() == DType::U16)?.arg(0);
+    let whole = matches!(shifted.op(), Op::Binary(Binary::Shr)) && shifted.dtype() == DType::U32;
+    (whole && shifted.arg(1).as_int() == Some(16)).then(|| shifted.arg(0))
 }

@@ -138,7 +138,7 @@ impl<'a, 'e> Evaluation<'a, 'e> {
                 each(&|l| folded(arg(l)).expect("a vector has lanes"))
             }
             Op::Dot4 => each(&|l| dot(arg(0)[l], &arg(1)[4 * l..4 * l + 4], &arg(2)[4 * l..4 * l + 4])),
-            Op::Pairs => each(&|l| scalar::pair(arg(l % 2)[l / 2])),
+            Op::Pairs => each(&|l| scalar::pair(from, arg(l % 2)[l / 2])),
             Op::Segment => arg(0).to_vec(),
             op => panic!("{op:?} in an expression"),
         }

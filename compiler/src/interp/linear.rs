@@ -430,7 +430,7 @@ impl<'a> Machine<'a> {
                     result.push(products.fold(*acc, |x, y| scalar::binary(Binary::Add, Scalar::I32, x, y)));
                 }
             }
-            Op::Pairs => result.extend((0..lanes).map(|l| scalar::pair(arg(l % 2)[l / 2]))),
+            Op::Pairs => result.extend((0..lanes).map(|l| scalar::pair(from, arg(l % 2)[l / 2]))),
             Op::Lookup(table) => result.extend(arg(0).iter().map(|a| {
                 let entry = table.to_le_bytes()[a.0 as usize & 15];
                 Bits::read(to.scalar, &[entry])

@@ -2,8 +2,8 @@
 //!
 //! In: a kernel of one stage whose sums are of products of bf16, as loops. Out: the same in stages. One for each kind of
 //! weights writes what all tokens share into local memory as the unit reads it: 32 inputs in 16 pairs, of each pair 16
-//! rows. The next multiplies tiles of 16 tokens with them, two by two, into local memory. The last finishes what is left
-//! of the expression.
+//! rows. The next multiplies tiles of 16 tokens with them, two by two, into local memory, another the tile that is left.
+//! The last finishes what is left of the expression.
 
 use super::{Illegal, Scheduled};
 use crate::dtype::DType;
@@ -244,10 +244,10 @@ impl<'g> Scheduled<'g> {
         let own = |extent: Ex<'g>| g.new_range(extent, Kind::Serial);
 
         let tiles = simplify1((count + (TILE - 1)) / TILE);
+        // Nothing is unpacked or multiplied for no tokens.
+        let any = if tiles.as_int().is_some() { g.int(1) } else { tiles.min(1) };
         let mut stages = vec![];
         for (p, product) in found.iter().enumerate() {
-            // Nothing is unpacked for no tokens.
-            let any = if tiles.as_int().is_some() { g.int(1) } else { tiles.min(1) };
             let unit: Vec<Ex> = more.iter().map(|r| own(r.arg(0))).collect();
             let group = pair.map(|_| own(g.int(2)));
             let extents =
@@ -275,25 +275,29 @@ impl<'g> Scheduled<'g> {
             Some(n) if n % TILE == 0 => tile * TILE,
             _ => (tile * TILE).min(count - TILE),
         };
-        let two = tiles.as_int() != Some(1);
-        let (round, which) = (own(simplify1((tiles + 1) / 2)), g.new_range(g.int(2), Kind::Upcast));
-        let unit: Vec<Ex> = more.iter().map(|r| own(r.arg(0))).collect();
-        let (tile, round, which) = match two {
-            true => ((round * 2 + which).min(tiles - 1), Some(round), Some(which)),
-            false => (g.int(0), None, None),
-        };
-        let group = (groups > 1).then(|| g.new_range(g.int(groups), Kind::Upcast));
-        let of_group = of_unit(&unit, group.unwrap_or(g.int(0)));
-        let mut first: HashMap<Id, Ex> = over.iter().map(|r| (r.id, g.int(0))).collect();
-        match place {
-            Tokens::Rows(r) => first.extend([(r.id, begin(tile))]),
-            Tokens::Tiles(t, within) => first.extend([(t.id, tile), (within.id, g.int(0))]),
+        // Tiles two by two, then the one that is left.
+        let (pairs, odd) = (simplify1(tiles / 2), simplify1(tiles % 2));
+        for (rounds, together) in [(pairs, 2), (odd, 1)] {
+            if rounds.as_int() == Some(0) {
+                continue;
+            }
+            let (round, unit): (_, Vec<Ex>) = (own(rounds), more.iter().map(|r| own(r.arg(0))).collect());
+            let which = (together == 2).then(|| g.new_range(g.int(2), Kind::Upcast));
+            let tile = which.map_or((tiles - 1).max(0), |w| round * 2 + w);
+            let group = (groups > 1).then(|| g.new_range(g.int(groups), Kind::Upcast));
+            let of_group = of_unit(&unit, group.unwrap_or(g.int(0)));
+            let mut first: HashMap<Id, Ex> = over.iter().map(|r| (r.id, g.int(0))).collect();
+            match place {
+                Tokens::Rows(r) => first.extend([(r.id, begin(tile))]),
+                Tokens::Tiles(t, within) => first.extend([(t.id, tile), (within.id, g.int(0))]),
+            }
+            let [to, from] = [(of_group * most + tile * TILE) * TILE, substitute(&[*at], &first)[0]];
+            let of_weights = of_group * (most_steps * WEIGHTS);
+            let [stride, step, steps] = [g.int(strides[0]), g.int(step), simplify1(steps * any)];
+            let args = [sums, *a_mem, weights, to, from, of_weights, stride, step, steps];
+            let outs = [round].into_iter().chain(unit).chain(which).chain(group).collect();
+            stages.push(Stage { outs, store: g.make(Op::TileProduct, DType::F32, &args) });
         }
-        let [to, from] = [(of_group * most + tile * TILE) * TILE, substitute(&[*at], &first)[0]];
-        let of_weights = of_group * (most_steps * WEIGHTS);
-        let args = [sums, *a_mem, weights, to, from, of_weights, g.int(strides[0]), g.int(step), steps];
-        let outs = round.into_iter().chain(unit).chain(which).chain(group).collect();
-        stages.push(Stage { outs, store: g.make(Op::TileProduct, DType::F32, &args) });
 
         let row = match place {
             Tokens::Rows(r) => simplify1(r / TILE * TILE + r - begin(r / TILE)),

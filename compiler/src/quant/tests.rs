@@ -219,3 +219,32 @@ fn the_inner_sum_is_a_dot_product_of_bytes() {
         assert_eq!(nodes.into_iter().filter_map(byte_dot).collect::<Vec<_>>(), [f.group], "{}", f.name);
     }
 }
+
+/// The values of 64 rows of Q8_0 that share a scale, each exact and cut off.
+fn exact_and_cut(scale: f32) -> Vec<(f32, f32)> {
+    let (g, mut env) = (Graph::new(), Env::default());
+    let (buffers, planes) = Format::by_name("Q8_0").unwrap().inputs(&g, "w", &[], 64, 32, Layout::Rows);
+    for b in buffers {
+        let n = b.dims().iter().map(|d| d.as_int().unwrap()).product::<i64>() as usize;
+        env.set(
+            b,
+            match b.dtype() {
+                DType::F16 => half::f16::from_f32(scale).to_le_bytes().repeat(n),
+                _ => (0..n).map(|i| i as u8).collect(),
+            },
+        );
+    }
+    let [exact, cut] = [planes.dequant(), planes.cut().cast(F32)].map(|w| eval1(w, &env).floats());
+    exact.into_iter().zip(cut).collect()
+}
+
+#[test]
+fn cutting_off_keeps_what_bf16_holds_and_is_right_on_average() {
+    assert!(exact_and_cut(0.125).into_iter().all(|(w, cut)| w == cut));
+    let scales = (0..64).map(|i| 0.01 * 2f32.powf(i as f32 / 64.0));
+    let off: Vec<f32> =
+        scales.flat_map(exact_and_cut).filter(|(w, _)| *w != 0.0).map(|(w, cut)| cut / w - 1.0).collect();
+    assert!(off.iter().all(|e| e.abs() < 0.006), "at most three quarters of a step");
+    let mean = off.iter().sum::<f32>() / off.len() as f32;
+    assert!(mean.abs() < 1e-4, "{mean}");
+}

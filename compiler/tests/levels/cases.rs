@@ -106,7 +106,8 @@ fn gated(g: &Graph) -> Built<'_> {
         let (gate, up) = (weights("gate"), weights("up"));
         let expert = b.add(g.input("expert", DType::I32, [1]), Fill::Ints(0, 2));
         let x = ops::halved(b.f32("x", &[1, 16, 32]) * 0.1, Unit::Warp);
-        vec![gate.gather(expert).linear_half(x).silu() * up.gather(expert).linear_half(x)]
+        let [gate, up] = [gate, up].map(|w| w.gather(expert).linear_half(x, Unit::Warp));
+        vec![gate.silu() * up]
     })
 }
 
