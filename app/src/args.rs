@@ -582,6 +582,7 @@ const TUNE_EXAMPLES: &str = "Examples:
   glimmer tune
   glimmer tune model.gguf --time 600
   glimmer tune model.gguf --tokens 1,64,256 --depth 1024
+  glimmer tune model.gguf --sequences 8,32
   glimmer tune model.gguf --device cuda --export tuned.txt
 
 What is found lies in $XDG_CACHE_HOME/glimmer or ~/.cache/glimmer, by kernel and processor, and is used by every command that
@@ -597,6 +598,9 @@ pub struct Tune {
     /// Tokens of the steps that are tuned: 1 for decoding, more for chunks of a prompt; several with commas
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub tokens: Vec<usize>,
+    /// Instead: steps with one token of each of so many sequences, as the server's batches are; several with commas
+    #[arg(long, value_name = "N", conflicts_with = "tokens", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    pub sequences: Vec<usize>,
     /// Positions that are filled before them
     #[arg(long, value_name = "POSITIONS", default_value_t = 256, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(..=1 << 20))]
     pub depth: usize,

@@ -20,7 +20,9 @@ pub fn run(args: &Args) -> Result<()> {
             "--device interp: the interpreter is for checking, and nothing is tuned for it; use cpu or cuda"
         );
     }
-    let most = args.tokens.iter().max().copied().unwrap_or(1);
+    let apart = !args.sequences.is_empty();
+    let tokens = if apart { &args.sequences } else { &args.tokens };
+    let most = tokens.iter().max().copied().unwrap_or(1);
     let need = args.depth + most;
     let mut model = model::load(&args.model, args.model.ctx.unwrap_or(need).max(need), false)?;
     let limit = Duration::from_secs(args.time);
@@ -29,7 +31,7 @@ pub fn run(args: &Args) -> Result<()> {
         bar.set_style(style);
     }
     bar.set_message("profiling");
-    let options = Options { tokens: args.tokens.clone(), depth: args.depth, limit };
+    let options = Options { tokens: tokens.clone(), apart, depth: args.depth, limit };
     let report = model.tune(&options, &mut |p| show(&bar, p));
     bar.finish_and_clear();
     let report = report?;

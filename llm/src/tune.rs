@@ -37,6 +37,8 @@ const ROUNDS: usize = 9;
 pub struct Options {
     /// Tokens of each step that is tuned.
     pub tokens: Vec<usize>,
+    /// Is each of a sequence of its own?
+    pub apart: bool,
     /// Positions that are filled before them.
     pub depth: usize,
     /// For the search; profiles before and after come on top.
@@ -114,14 +116,16 @@ impl Model {
     pub fn tune(&mut self, options: &Options, seen: &mut dyn FnMut(&Progress)) -> Result<Report, Error> {
         let mut report = Report { steps: vec![], kernels: vec![] };
         let (mut known, mut rows) = (BTreeSet::new(), HashSet::new());
+        let &Options { apart, depth, .. } = options;
+        let pieces = |model: &Model, tokens: usize| model.pieces_of(tokens.max(1), apart, depth);
         let steps: Vec<usize> =
-            options.tokens.iter().copied().filter(|&t| rows.insert(self.pieces(t.max(1))[0].1)).collect();
+            options.tokens.iter().copied().filter(|&t| rows.insert(pieces(self, t)[0].1)).collect();
         let mut left = options.limit;
         for (i, &tokens) in steps.iter().enumerate() {
-            let wanted = profile::Options { tokens, apart: false, depth: options.depth, repeat: 3 };
+            let wanted = profile::Options { tokens, apart, depth, repeat: 3 };
             let profile = self.profile(wanted)?;
             let mut targets = self.targets(&profile, &known);
-            let pieces = self.pieces(tokens);
+            let pieces = pieces(self, tokens);
             for (part, rows, symbols) in &pieces {
                 self.capture(*part, *rows, symbols, &mut targets)?;
             }
@@ -153,7 +157,9 @@ impl Model {
             }
             report.kernels.extend(search.tuned);
             left = left.saturating_sub(start.elapsed());
-            report.steps.push(self.beside(tokens, options.depth, profile.step())?);
+            let again = profile::Again::new(self, tokens, apart, depth)?;
+            let (before, after) = self.beside(&again, profile.step())?;
+            report.steps.push(Step { tokens, before, after });
         }
         report.kernels.sort_by(|a, b| b.share.total_cmp(&a.share));
         Ok(report)
@@ -232,28 +238,25 @@ impl Model {
     }
 
     /// Times the step under the plans that there are, which are those from before, in turns with new ones.
-    fn beside(&mut self, tokens: usize, depth: usize, about: f64) -> Result<Step, Error> {
+    fn beside(&mut self, again: &profile::Again, about: f64) -> Result<(f64, f64), Error> {
         let mut plans = std::mem::take(&mut self.plans);
         self.library = Library::default();
-        let ids: Vec<u32> = (0..tokens as u32).map(|t| t % self.vocab() as u32).collect();
         let mut times = [vec![], vec![]];
         let rounds = ((BESIDE / about.max(1e-9)) as usize).clamp(3, ROUNDS);
         for round in 0..=rounds {
             for t in &mut times {
                 std::mem::swap(&mut self.plans, &mut plans);
-                let start = Instant::now();
-                self.feed(&ids)?;
+                let seconds = again.step(self)?;
                 if round > 0 {
-                    t.push(start.elapsed().as_secs_f64());
+                    t.push(seconds);
                 }
-                self.truncate(depth);
             }
         }
         let [before, after] = times.map(|mut t| {
             t.sort_by(f64::total_cmp);
             t[t.len() / 2]
         });
-        Ok(Step { tokens, before, after })
+        Ok((before, after))
     }
 }
 

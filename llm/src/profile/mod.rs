@@ -11,7 +11,7 @@ pub use explain::{Call, Explained, Setting, Touched, explain};
 pub use parts::Component;
 
 use crate::attention::{self, Reach};
-use crate::model::{Error, Model, Part};
+use crate::model::{Error, Model, Part, Piece};
 use crate::paged::Row;
 use compiler::dtype::Scalar;
 use compiler::kernel;
@@ -158,40 +158,71 @@ impl Profile {
     }
 }
 
-impl Model {
-    /// Runs steps at `depth` positions and times them; the cache holds made-up tokens afterwards.
-    pub fn profile(&mut self, options: Options) -> Result<Profile, Error> {
-        let Options { tokens, apart, depth, repeat } = options;
-        let most = if apart { self.together_at_most() } else { self.chunk() };
+/// A step that can be run again: made-up tokens, one after the other or each of a sequence of its own.
+pub(crate) struct Again {
+    ids: Vec<u32>,
+    depth: usize,
+    /// The pages of each sequence.
+    tables: Option<Vec<Vec<u32>>>,
+}
+
+impl Again {
+    /// Fills `depth` positions.
+    pub fn new(model: &mut Model, tokens: usize, apart: bool, depth: usize) -> Result<Again, Error> {
+        let most = if apart { model.together_at_most() } else { model.chunk() };
         if tokens == 0 || tokens > most {
             return Err(Error::Chunk { tokens, most });
         }
         let mut rng = Rng::new(1);
-        let ids: Vec<u32> = (0..depth + tokens).map(|_| rng.below(self.vocab()) as u32).collect();
-        let tables = if apart { self.tables(tokens, depth + 1)? } else { vec![] };
-        self.truncate(0);
-        match apart {
-            true => tables.iter().try_for_each(|t| self.fill(&ids[..depth], t))?,
-            false => drop(self.feed(&ids[..depth])?),
+        let mut ids: Vec<u32> = (0..depth + tokens).map(|_| rng.below(model.vocab()) as u32).collect();
+        let tables = if apart { Some(model.tables(tokens, depth + 1)?) } else { None };
+        model.truncate(0);
+        match &tables {
+            Some(tables) => tables.iter().try_for_each(|t| model.fill(&ids[..depth], t))?,
+            None => drop(model.feed(&ids[..depth])?),
         }
-        let each = ids[depth..].iter().zip(&tables);
-        let batch: Vec<Row> = each.map(|(&token, table)| Row { token, pos: depth, table }).collect();
+        Ok(Again { ids: ids.split_off(depth), depth, tables })
+    }
+
+    /// Seconds of one run.
+    pub fn step(&self, model: &mut Model) -> Result<f64, Error> {
+        let start = Instant::now();
+        match &self.tables {
+            Some(tables) => {
+                let each = self.ids.iter().zip(tables);
+                let rows: Vec<Row> =
+                    each.map(|(&token, table)| Row { token, pos: self.depth, table }).collect();
+                model.batch(&rows)?;
+            }
+            None => drop(model.feed(&self.ids)?),
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        model.truncate(self.depth);
+        Ok(seconds)
+    }
+}
+
+impl Model {
+    /// What a step runs at `depth` positions.
+    pub(crate) fn pieces_of(&self, tokens: usize, apart: bool, depth: usize) -> [Piece; 2] {
+        if apart { self.pieces_apart(tokens, depth) } else { self.pieces(tokens) }
+    }
+
+    /// Runs steps at `depth` positions and times them; the cache holds made-up tokens afterwards.
+    pub fn profile(&mut self, options: Options) -> Result<Profile, Error> {
+        let Options { tokens, apart, depth, repeat } = options;
+        let again = Again::new(self, tokens, apart, depth)?;
         let mut steps = vec![];
         // The first makes the plans.
         for round in 0..=repeat.max(1) {
-            let start = Instant::now();
-            match apart {
-                true => drop(self.batch(&batch)?),
-                false => drop(self.feed(&ids[depth..])?),
-            }
+            let seconds = again.step(self)?;
             if round > 0 {
-                steps.push(start.elapsed().as_secs_f64());
+                steps.push(seconds);
             }
-            self.truncate(depth);
         }
         steps.sort_by(f64::total_cmp);
         let (mut kernels, mut launches, mut synchronisations) = (vec![], vec![], 0);
-        let pieces = if apart { self.pieces_apart(tokens, depth) } else { self.pieces(tokens) };
+        let pieces = self.pieces_of(tokens, apart, depth);
         let rows = pieces[0].1;
         for (part, rows, symbols) in pieces {
             let mut times = vec![];
