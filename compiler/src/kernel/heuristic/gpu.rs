@@ -38,6 +38,10 @@ const WARP_TILES: i64 = 16;
 /// Warps of a processor that hide from each other how long memory takes.
 const WARPS: i64 = 8;
 
+/// Bytes of activations that all warps together read without waiting for each other: so much that more of them, each with
+/// fewer rows of weights to use them for, are still quicker than processors without work.
+const ACTIVATIONS: i64 = 32 << 20;
+
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
@@ -114,10 +118,14 @@ impl<'g> Proposal<'g, '_> {
                 tiles *= n;
             }
         }
+        // Work is not put together where that leaves processors without any.
+        let most = |p: &Self, n: i64| if single { n.min(p.warps_left(stage) / PROCESSORS).max(1) } else { n };
         let mut rows = if single { (WARP_TILES / tiles).clamp(1, 2) } else { 1 };
+        let inputs: i64 = found[0].over.iter().map(|r| work(*r)).product();
+        let read = 2 * inputs * WARP_TOKENS * (tiles / found.len() as i64) * self.warps_left(stage);
         let mine: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| of_weights(a)).collect();
         for (i, a) in &mine {
-            let n = whole(a.range.arg(0), rows);
+            let n = whole(a.range.arg(0), if read > ACTIVATIONS { rows } else { most(self, rows) });
             if n > 1 && self.put(Action::Upcast, *i, n as usize) {
                 rows /= n;
             }
@@ -135,7 +143,7 @@ impl<'g> Proposal<'g, '_> {
         };
         let mut warps = block / lanes / groups;
         for (i, _) in mine {
-            let n = whole(self.s.axes[i].range.arg(0), warps);
+            let n = whole(self.s.axes[i].range.arg(0), most(self, warps));
             if n > 1 && self.put(Action::Local, i, n as usize) {
                 warps /= n;
             }
@@ -150,12 +158,16 @@ impl<'g> Proposal<'g, '_> {
 
     /// Where warps with sums of their own are too few to wait for memory in turns, several share one.
     fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>], all: i64) -> i64 {
-        let warps: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
-        let wanted = all / warps.max(1);
+        let wanted = all / self.warps_left(stage).max(1);
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
         let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
-        let n = [8, 4, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);
+        let n = [8, 6, 4, 3, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);
         if n > 1 && self.put(Action::Group, i, n as usize) { n } else { 1 }
+    }
+
+    /// Outputs of a stage that are not put together yet: of products by warps so many warps.
+    fn warps_left(&self, stage: usize) -> i64 {
+        self.outs(stage).iter().map(|(_, a)| work(a.range)).product()
     }
 
     /// Threads of a block: many where only a few rows share the work of several stages.
