@@ -62,7 +62,7 @@ fn what_was_tuned_is_used_by_the_next_model() {
 
     let mut slow = story(Schedules::open(&dir.0, silent)).unwrap();
     assert_eq!(head(&mut slow).0, "");
-    let all = Wanted { tokens: vec![1], depth: 3, limit: Duration::from_millis(1500) };
+    let all = Wanted { tokens: vec![1], apart: false, depth: 3, limit: Duration::from_millis(1500) };
     let (mut last, mut calls) = (0, 0);
     let report = slow
         .tune(&all, &mut |p| {
@@ -106,7 +106,7 @@ fn what_does_not_apply_is_left_aside_with_one_warning() {
     assert_eq!(of(&mut m), of(&mut usual));
     assert_eq!(m.feed(&TOKENS).unwrap(), want);
     assert_eq!(WARNINGS.load(Ordering::Relaxed), 1);
-    let all = Wanted { tokens: vec![1], depth: 0, limit: Duration::from_millis(200) };
+    let all = Wanted { tokens: vec![1], apart: false, depth: 0, limit: Duration::from_millis(200) };
     m.tune(&all, &mut |_| ()).unwrap();
 }
 
@@ -132,7 +132,24 @@ fn a_damaged_cache_costs_its_lines() {
 #[test]
 fn steps_that_cannot_be_are_refused() {
     let Some(mut m) = story(Schedules::default()) else { return };
-    let all = Wanted { tokens: vec![100_000], depth: 0, limit: Duration::ZERO };
-    let error = m.tune(&all, &mut |_| ()).err().unwrap().to_string();
-    assert!(error.contains("from 1 to"), "{error}");
+    for apart in [false, true] {
+        let all = Wanted { tokens: vec![100_000], apart, depth: 0, limit: Duration::ZERO };
+        let error = m.tune(&all, &mut |_| ()).err().unwrap().to_string();
+        assert!(error.contains("from 1 to"), "{error}");
+    }
+}
+
+/// The kernels of a step of several sequences are others than those of as many tokens of one.
+#[test]
+fn batches_are_tuned_as_the_server_runs_them() {
+    let Some(mut m) = story(Schedules::default()) else { return };
+    let mut names = |apart: bool| {
+        let all = Wanted { tokens: vec![2, 2], apart, depth: 5, limit: Duration::from_millis(100) };
+        let report = m.tune(&all, &mut |_| ()).unwrap();
+        assert_eq!(report.steps.iter().map(|s| s.tokens).collect::<Vec<_>>(), [2]);
+        report.kernels.into_iter().map(|k| k.words).collect::<Vec<_>>()
+    };
+    let (batch, chunk) = (names(true), names(false));
+    let rows = |names: &[String], n: usize| names.iter().any(|w| w.ends_with(&format!("{n} rows")));
+    assert!(rows(&batch, 2) && !rows(&chunk, 2), "{batch:?} {chunk:?}");
 }
