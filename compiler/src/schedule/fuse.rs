@@ -48,6 +48,9 @@ impl Grain {
 /// Rows from which on a kernel of several stages has enough.
 const ENOUGH: i64 = 32;
 
+/// Element operations that one of a GPU's blocks does while the others wait, at most: 16 rows of a norm, but not 32.
+const ONE: i64 = 1 << 15;
+
 /// Element operations of a row's product that one worker does while the others wait, at most.
 const ALONE: i64 = 1 << 15;
 
@@ -145,6 +148,7 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
                 let most = match grain.blocks {
                     Some(_) if all().any(|i| i.crowds(rows)) => return false,
                     Some(most) if enough(&rows) => most,
+                    Some(_) if count(rows) == 1 => ONE,
                     _ => grain.work,
                 };
                 let together = |i: &Item| grain.blocks.is_none() && i.shares(rows);
