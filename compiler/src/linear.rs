@@ -104,7 +104,7 @@ pub enum Op {
     /// `acc + Σ_i a[4l+i]·b[4l+i]` in every lane l; args acc (i32), a (u8), b (i8).
     Dot4,
     /// Two vectors as one of bf16, lane by lane side by side: `a[l]` at 2l, `b[l]` at 2l+1. Of u32 these are the upper 16
-    /// bits, f32 are rounded; then subnormals become 0.
+    /// bits, f32 are rounded, where subnormals become 0.
     Pairs,
     /// 16-entry byte table, entry i at bits 8i..8i+8; the argument's low four bits choose. u8 in, i8 or u8 out.
     Lookup(u128),

@@ -24,8 +24,8 @@ const PIECE: i64 = 64;
 /// Where there may be more positions, a matrix unit has twice as many a piece: fewer pieces are added up at the end.
 const DEEP: i64 = 8192;
 
-/// The same where a warp takes four blocks at once.
-const WARP_BLOCK: i64 = 128;
+/// The same where a matrix unit takes four blocks at once.
+const LONG_BLOCK: i64 = 128;
 
 /// Most heads that share what a piece reads of the cache.
 const SHARING: i64 = 5;
@@ -67,7 +67,7 @@ pub fn block(tokens: i64, numbers: Numbers, reach: Reach, capacity: i64) -> i64 
     match numbers.halves(tokens) {
         _ if in_pieces(tokens, numbers, reach) && by_warps(numbers) && capacity > DEEP => 2 * PIECE,
         _ if in_pieces(tokens, numbers, reach) => PIECE,
-        Some(Unit::Warp) if reach == Reach::Whole => WARP_BLOCK,
+        Some(_) if reach == Reach::Whole => LONG_BLOCK,
         _ => KV_BLOCK,
     }
 }
@@ -208,6 +208,11 @@ impl<'g> Place<'g> {
         (scores - (top + (scores - top).exp().sum(-1).ln()).contiguous()).exp()
     }
 
+    /// Rows that are keys, as scores read them.
+    fn keys(&self, rows: Tensor<'g>) -> Tensor<'g> {
+        if self.halves == Some(Unit::Tile) { in_columns(rows) } else { rows }
+    }
+
     /// The rows that any of the tokens may see, `[L, ..]`; for each token by itself `[T, L, ..]` where they are apart.
     fn seen(&self, cache: Tensor<'g>) -> Tensor<'g> {
         let (g, length) = (cache.graph(), self.length());
@@ -220,6 +225,11 @@ impl<'g> Place<'g> {
             _ => rows.reshape([&[length], row].concat()).contiguous(),
         }
     }
+}
+
+/// Rows `[L, G, k]` in bf16, kept as `[G, k, L]`: a tile of them takes elements of a row two by two, of neighbouring rows.
+fn in_columns(rows: Tensor) -> Tensor {
+    rows.move_axis(0, -1).cast(Scalar::BF16).contiguous().move_axis(-1, 0)
 }
 
 /// Softmax of q·k over the positions up to each token's own, times the values.
@@ -255,12 +265,13 @@ fn attend_at_once<'g>(
     // Tokens and heads are the rows of one matrix. What comes after the last token of a part is no part's concern.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
     let n = Some(part(unit, g * r, at.cos.size(0))).filter(|n| t % n == 0).unwrap_or(t);
+    let rows = ops::halved(q.move_axis(1, 0).reshape_last(3, &[t * r, q.size(3)]), unit);
     let parts = (0..t / n).map(|i| {
         let needed = (at.pos + ((i + 1) * n + at.block - 1)) / at.block;
         let length = simplify1(if n == t { at.blocks } else { needed.min(at.blocks) } * at.block);
         let seen = |x: Tensor<'g>, axis: isize| x.slice_dim(axis, q.graph().int(0), length);
-        let q = q.slice(0, i * n..(i + 1) * n).move_axis(1, 0).reshape_last(3, &[n * r, q.size(3)]);
-        let scores = (ops::linear_half(ops::halved(q, unit), seen(keys, -2)) * scale).contiguous();
+        let rows = rows.slice(-2, i * n * r..(i + 1) * n * r);
+        let scores = (ops::linear_half(rows, seen(keys, -2)) * scale).contiguous();
         let int = |n: i64| q.graph().int(n);
         let scores = scores.reshape([int(g), int(n), int(r), length]);
         let half = |e: Tensor<'g>| ops::halved(e.reshape([int(g), int(n * r), length]), unit);
@@ -417,7 +428,7 @@ impl<'g> Gqa<'g> {
         let v = self.v.heads(x, self.kv_heads);
         let (keys, values) = (at.write(caches[0], k), at.write(caches[1], v));
         let q = q.reshape([at.tokens, self.kv_heads, c.heads / self.kv_heads, q.size(-1)]);
-        let y = attend(q, at.seen(keys), at.seen(values), c.score_scale(), at);
+        let y = attend(q, at.keys(at.seen(keys)), at.seen(values), c.score_scale(), at);
         (self.out.of(y.reshape_last(3, &[c.heads * v.size(-1)])), vec![keys, values])
     }
 }
@@ -489,6 +500,8 @@ impl<'g> Mla<'g> {
                 b.of_normed(ops::rms_norm(a.of_normed(x).contiguous(), *norm, c.eps))
             }
         };
+        let half = |x: Tensor<'g>| x.cast(Scalar::BF16).contiguous();
+        let q = if at.halves.is_some() { half(q).cast(Scalar::F32) } else { q };
         let q = q.reshape([t, h, nope + rope]);
         let (q_nope, q_rope) =
             (q.slice(-1, 0..nope), at.turn(q.slice(-1, nope..nope + rope), c.rotary.style));
@@ -500,25 +513,18 @@ impl<'g> Mla<'g> {
         let cache = at.write(caches[0], row);
 
         let seen = at.seen(cache);
+        // By itself the rotation lets what is beside it be moved whole.
         let y = if let Some(unit) = at.halves.filter(|_| at.reach == Reach::Whole && self.decompresses(t)) {
-            let heads = [seen.dims()[0], x.graph().int(h), x.graph().int(rope)];
-            let turned = seen.slice(-1, rank..rank + rope).expand(heads);
             let latent = ops::halved(seen.slice(-1, 0..rank).transpose(0, 1), unit);
-            let keys = self.keys(latent, unit);
-            let keys = Tensor::concat(&[keys, turned.cast(keys.dtype().scalar)], -1);
-            let keys = match unit {
-                Unit::Tile => keys.contiguous(),
-                Unit::Warp => ops::halved(keys.transpose(0, 1), unit).transpose(0, 1),
-            };
-            let q = Tensor::concat(&[q_nope, q_rope], -1).unsqueeze(2);
+            let keys = self.keys(seen, latent, unit);
+            let q = Tensor::concat(&[q_nope.cast(Scalar::BF16), half(q_rope)], -1).unsqueeze(2);
             attend(q, keys, self.values(latent, unit), c.score_scale(), at)
         } else {
             let absorbed = self.absorb_keys(q_nope);
-            // Beside each other the product would not fill its tiles, nor the rotation let rows be moved whole.
-            let half = |x: Tensor<'g>| x.cast(Scalar::BF16).contiguous();
+            // Beside the rotation the product would not fill its tiles.
             let parts = [absorbed, q_rope].map(|x| if at.halves.is_some() { half(x) } else { x });
             let q = Tensor::concat(&parts, -1).unsqueeze(1);
-            let y = attend(q, seen, seen.slice(-1, 0..rank), c.score_scale(), at);
+            let y = attend(q, at.keys(seen), seen.slice(-1, 0..rank), c.score_scale(), at);
             self.absorb_values(y.reshape([t, h, rank]))
         };
         (self.out.of(y.reshape([t, h * value])), vec![cache])
@@ -559,13 +565,33 @@ impl<'g> Mla<'g> {
         y.transpose(0, 1)
     }
 
-    /// Latent rows in bf16 `[1, L, rank]` to keys `[L, H, nope]`.
-    fn keys(&self, latent: Tensor<'g>, unit: Unit) -> Tensor<'g> {
+    /// Rows of the cache `[L, 1, rank + rope]`, their first elements `latent` in bf16 `[1, L, rank]`, to keys
+    /// `[L, H, nope + rope]`.
+    fn keys(&self, seen: Tensor<'g>, latent: Tensor<'g>, unit: Unit) -> Tensor<'g> {
         let w = match &self.up {
-            Up::Split { k, .. } => kept(k.values().transpose(-1, -2), unit),
-            Up::Joint(w) => kept(self.parts(w).0, unit),
+            Up::Split { k, .. } => k.values().transpose(-1, -2),
+            Up::Joint(w) => self.parts(w).0,
         };
-        kept(ops::linear_half(latent, w), unit).transpose(0, 1)
+        let (rank, both, half) =
+            (self.rank, self.rank + self.rope, |x: Tensor<'g>| x.cast(Scalar::BF16).contiguous());
+        let g = seen.graph();
+        let heads = [seen.dims()[0], g.int(w.size(0)), g.int(self.rope)];
+        let with_turned = |keys: Tensor<'g>, turned: Tensor<'g>| {
+            Tensor::concat(&[keys, turned.expand(heads).cast(Scalar::BF16)], -1)
+        };
+        match unit {
+            Unit::Tile => {
+                let rows = in_columns(seen);
+                let first = rows.slice(-1, 0..rank).transpose(0, 1);
+                let keys = half(ops::linear_half(ops::halved(w, unit), first)).move_axis(-1, 0);
+                in_columns(with_turned(keys, rows.slice(-1, rank..both)))
+            }
+            Unit::Warp => {
+                let keys = half(ops::linear_half(latent, half(w))).transpose(0, 1);
+                ops::halved(with_turned(keys, seen.slice(-1, rank..both)).transpose(0, 1), unit)
+                    .transpose(0, 1)
+            }
+        }
     }
 
     /// The same to values `[L, H, value]`.
@@ -576,17 +602,9 @@ impl<'g> Mla<'g> {
         };
         let y = ops::linear_half(latent, w);
         match unit {
-            Unit::Tile => y.contiguous().transpose(0, 1).contiguous(),
+            Unit::Tile => y.cast(Scalar::BF16).contiguous().transpose(0, 1),
             // Sums go over positions.
             Unit::Warp => ops::halved(y.transpose(-1, -2), unit).move_axis(-1, 0),
         }
-    }
-}
-
-/// Kept as it is, or as a warp multiplies it.
-fn kept(x: Tensor, unit: Unit) -> Tensor {
-    match unit {
-        Unit::Tile => x.contiguous(),
-        Unit::Warp => x.cast(Scalar::BF16).contiguous(),
     }
 }

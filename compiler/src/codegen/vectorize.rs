@@ -408,18 +408,19 @@ impl<'g> Vectors<'g, '_> {
         Ok((self.g.make(e.op(), self.typed(e.dtype(), columns), &parts), columns))
     }
 
-    /// Two stores of rounded numbers or of upper halves, side by side lane by lane, as one; says whether they were that.
+    /// Two stores of rounded numbers, of upper halves or of bf16, side by side lane by lane, as one; says whether they were that.
     fn pair(&mut self, s: Ex<'g>, t: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<bool, Illegal> {
         let half = |s: Ex<'g>| {
             let fits = s.op() == Op::Store && s.dtype() == DType::BF16 && s.args().len() == 3;
             let value = fits.then(|| s.arg(2))?;
             let value = match value.op() {
-                Op::Cast => Some(value.arg(0)).filter(|v| v.dtype() == DType::F32),
-                Op::Bitcast => upper_half(value.arg(0)),
-                _ => None,
+                Op::Cast if value.arg(0).dtype() == DType::F32 => value.arg(0),
+                Op::Cast if value.arg(0).dtype() == DType::F16 => value.arg(0).cast(Scalar::F32),
+                Op::Bitcast => upper_half(value.arg(0)).unwrap_or(value),
+                _ => value,
             };
             let (base, strides) = affine(s.arg(1), &self.ranges)?;
-            Some((value?, base, strides))
+            Some((value, base, strides))
         };
         let (Some((low, base, strides)), Some((high, next, others))) = (half(s), half(t)) else {
             return Ok(false);

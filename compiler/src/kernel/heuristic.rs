@@ -204,7 +204,8 @@ impl<'g> Proposal<'g, '_> {
             }
             None if wide_numbers(store) => {}
             None if store.dtype().bytes() == 1 => self.move_bytes(stage, store),
-            None => self.together(stage, store, wide as i64),
+            None if self.together(stage, store, wide as i64) => {}
+            None => self.transposed(stage, store, wide as i64),
         }
         self.unroll_small(stage, 8);
     }
@@ -263,20 +264,29 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// A short axis in lanes with part of the one around it, as the halves of pairs that turn together.
-    fn together(&mut self, stage: usize, store: Ex<'g>, wide: i64) {
+    fn together(&mut self, stage: usize, store: Ex<'g>, wide: i64) -> bool {
         let along = |a: &Axis| affine(store.arg(1), &[a.range]).map_or(0, |(_, s)| s[0]);
         let outs = self.outs(stage);
         let Some((short, n)) =
             outs.iter().find(|(_, a)| along(a) == 1).and_then(|(i, a)| Some((*i, a.extent()?)))
         else {
-            return;
+            return false;
         };
         let around =
             outs.iter().find(|(_, a)| along(a) == n && a.extent().is_some_and(|e| e * n % wide == 0));
-        if let Some(&(i, _)) = around.filter(|_| n > 1 && wide % n == 0)
-            && self.put(Action::Vector, i, (wide / n) as usize)
-        {
-            self.put(Action::Vector, short, 0);
+        let Some(&(i, _)) = around.filter(|_| n > 1 && wide % n == 0) else { return false };
+        self.put(Action::Vector, i, (wide / n) as usize) && self.put(Action::Vector, short, 0)
+    }
+
+    /// Numbers that lie side by side where they are read, in lanes that are stored one by one.
+    fn transposed(&mut self, stage: usize, store: Ex<'g>, wide: i64) {
+        let loads: Vec<Ex> = topo(&[store]).into_iter().filter(|e| e.op() == Op::Load).collect();
+        let beside = |a: &Axis<'g>| {
+            let one = |l: &Ex<'g>| affine(l.arg(1), &[a.range]).is_some_and(|(_, s)| s[0] == 1);
+            multiple(a.range.arg(0), wide) && loads.iter().all(one)
+        };
+        if let Some((i, _)) = self.outs(stage).into_iter().find(|(_, a)| !loads.is_empty() && beside(a)) {
+            self.put(Action::Vector, i, wide as usize);
         }
     }
 
@@ -511,6 +521,7 @@ mod tests {
     use super::*;
     use crate::codegen::Target;
     use crate::codegen::x86::{Features, X86};
+    use crate::dtype::Scalar;
     use crate::graph::Graph;
     use crate::pipeline;
     use crate::schedule::Grain;
@@ -529,5 +540,15 @@ mod tests {
         assert_eq!(grid([32, 16, 64]), 32 * 16, "the last axis is a loop over vectors");
         assert_eq!(grid([1024, 16, 64]), 1024, "and so is the one before");
         assert_eq!(grid([8, 16, 64]), 8 * 16 * 4, "few indices all go to the grid");
+    }
+
+    #[test]
+    fn what_changes_places_is_read_in_lanes() {
+        let caps = X86::new(Features { avx512: true, ..Features::default() }).caps();
+        let g = Graph::new();
+        let rows = g.input("rows", DType::F16, [96, 64]);
+        let program = pipeline::schedule(&g, &[rows.transpose(0, 1).cast(Scalar::BF16)], Grain::CPU);
+        let kernel = &program.kernels[0];
+        assert_eq!(propose(kernel, &caps)[0], Opt { action: Action::Vector, axis: 0, n: 16 });
     }
 }

@@ -166,14 +166,13 @@ impl<'g> Scheduled<'g> {
 
     /// What of these ranges of rows passes by the same tokens, as far as there is room for that many `bytes` each.
     fn more(&mut self, mut ranges: Vec<Ex<'g>>, bytes: i64) -> Vec<Ex<'g>> {
-        ranges.retain(|r| r.arg(0).as_int().is_some());
-        ranges.sort_by_key(|r| r.arg(0).as_int());
+        ranges.sort_by_key(|r| r.arg(0).bounds().1);
         let mut items: i64 = ranges.iter().map(|r| r.arg(0).bounds().1).product();
         let (mut room, mut more) = ((UNPACKED / bytes).min(MORE), vec![]);
         for r in ranges {
-            let n = r.arg(0).bounds().1;
-            let Some(m) = (2..=room.min(items / ITEMS)).rev().find(|m| n % m == 0) else { continue };
-            more.push(if m == n { r } else { self.divide(r, m).1 });
+            let fits = |m: &i64| multiple(r.arg(0), *m);
+            let Some(m) = (2..=room.min(items / ITEMS)).rev().find(fits) else { continue };
+            more.push(if r.arg(0).as_int() == Some(m) { r } else { self.divide(r, m).1 });
             (room, items) = (room / m, items / m);
         }
         more

@@ -316,7 +316,7 @@ pub(super) fn operation(op: &Op, dst: DType, args: &[DType]) -> Check {
             ensure(args == want, || format!("takes {want:?}, not {args:?}"))
         }
         Op::Pairs => {
-            takes(matches!(args[0].scalar, Scalar::F32 | Scalar::U32), args[0].scalar)?;
+            takes(matches!(args[0].scalar, Scalar::F32 | Scalar::U32 | Scalar::BF16), args[0].scalar)?;
             all_are(args[0])?;
             gives(Scalar::BF16.vec(2 * args[0].lanes))
         }

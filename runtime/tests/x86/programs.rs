@@ -181,6 +181,29 @@ fn tiles() {
     }
 }
 
+#[test]
+fn pairs_of_each_type() {
+    let mut rng = Rng::new(6);
+    for (of, bytes) in [("f32", 4), ("u32", 4), ("bf16", 2)] {
+        let p = program(&format!(
+            "linear pairs grid 1 threads 1
+  buffer g0: {of}
+  buffer g1: bf16 written
+  %0: i64 = 0
+  %1: {of}x16 = load g0[%0]
+  %2: {of}x16 = load g0[%0 + 16]
+  %3: bf16x32 = Pairs %1 %2
+  store g1[%0] = %3
+"
+        ));
+        let number = |_| (rng.range(-999, 999) as f32 / 7.0).to_bits().to_le_bytes()[4 - bytes..].to_vec();
+        let numbers: Vec<u8> = (0..32).flat_map(number).collect();
+        for target in targets().into_iter().filter(|t| t.caps().tile) {
+            check(&target, &p, &[numbers.clone(), vec![0; 64]], &[]);
+        }
+    }
+}
+
 /// Two tiles times two over three steps, the second factors rounded and put side by side on the way.
 #[test]
 fn sums_of_tiles() {

@@ -305,7 +305,7 @@ impl Lower<'_> {
         self.narrow(4, 2, size, bits)
     }
 
-    /// Two f32x16, or the upper halves of two u32x16, as one bf16x32, lane by lane side by side.
+    /// Two f32x16 or bf16x16, or the upper halves of two u32x16, as one bf16x32, lane by lane side by side.
     pub fn pairs(&mut self, args: &[Reg]) -> VReg {
         assert!(self.features.amx, "{} has pairs of bf16, which come with AMX", self.p.name);
         let [low, high] = [args[0], args[1]].map(|r| Arg::Use(self.reg(r), Size::Z));
@@ -317,7 +317,12 @@ impl Lower<'_> {
             self.op(M::Vpternlogd, &[Arg::Tied(d, low, Size::Z), high, upper, A_OR_BOTH_B_AND_C]);
             return d;
         }
-        let halves = self.vec_def(M::Vcvtne2ps2bf16, Size::Z, &[high, low]);
+        let halves = match self.p.dtype(args[0]).scalar {
+            Scalar::BF16 => {
+                self.vec_def(M::Vinserti64x4, Size::Z, &[low, resize(high, Size::Y), Arg::Imm(1)])
+            }
+            _ => self.vec_def(M::Vcvtne2ps2bf16, Size::Z, &[high, low]),
+        };
         let order: Vec<u8> = (0..32u16).flat_map(|l| (l / 2 + l % 2 * 16).to_le_bytes()).collect();
         let order = self.constant_at(&order);
         let order = self.cached(Cached::Interleave, |l| l.load_vector(64, order));
