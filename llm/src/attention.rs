@@ -67,7 +67,7 @@ pub fn block(tokens: i64, numbers: Numbers, reach: Reach, capacity: i64) -> i64 
     match numbers.halves(tokens) {
         _ if in_pieces(tokens, numbers, reach) && by_warps(numbers) && capacity > DEEP => 2 * PIECE,
         _ if in_pieces(tokens, numbers, reach) => PIECE,
-        Some(_) if reach == Reach::Whole => LONG_BLOCK,
+        Some(unit) if reach == Reach::Whole && (unit == Unit::Warp || tokens >= LONG_BLOCK) => LONG_BLOCK,
         _ => KV_BLOCK,
     }
 }
