@@ -350,7 +350,9 @@ pub fn quantize_i8(x: Tensor) -> QuantX {
 }
 
 /// As [`quantize_i8`], kept in memory token after token. Views of one tensor that differ in axes of one element share it.
-pub fn kept_i8(x: Tensor) -> QuantX {
+/// `apart`: the first halves of a token's blocks come before the second ones, so that threads with a block each read 16
+/// bytes beside their neighbours'.
+pub fn kept_i8(x: Tensor, apart: bool) -> QuantX {
     let dims = x.dims();
     let (leading, columns) = dims.split_at(dims.len() - 1);
     let longer = leading.iter().copied().filter(|d| d.as_int() != Some(1));
@@ -358,8 +360,22 @@ pub fn kept_i8(x: Tensor) -> QuantX {
     q.each(|t, row| {
         let own = t.dims().split_off(t.rank() - row);
         // As it was computed: sums of two halves lie beside each other in the rows of their block.
-        t.unshaped().contiguous().reshape([leading, &own].concat())
+        let kept = match row {
+            2 if apart => halves_together(halves_apart(t).contiguous()),
+            _ => t.unshaped().contiguous(),
+        };
+        kept.reshape([leading, &own].concat())
     })
+}
+
+/// `[.., B, 32]` to `[.., 2, B, 16]`.
+fn halves_apart(t: Tensor) -> Tensor {
+    t.reshape_last(1, &[2, 16]).move_axis(-2, -3)
+}
+
+/// What [`halves_apart`] was given.
+fn halves_together(t: Tensor) -> Tensor {
+    t.move_axis(-3, -2).reshape_last(2, &[32])
 }
 
 #[cfg(test)]
@@ -596,14 +612,18 @@ mod tests {
         let x = g.input("x", DType::F32, [32, 96]);
         env.set_floats(x, &random(32 * 96, 3.0, 5));
         let (plain, tiled) = (quantize_i8(x), quantize_i8(x).in_tiles());
-        let parts = |x: QuantX<'_>| [x.q, x.d, x.s16, x.s32].map(|t| eval1(t, &env));
-        assert_eq!(parts(plain).map(|a| (a.dims, a.data)), parts(tiled).map(|a| (a.dims, a.data)));
+        let parts =
+            |x: QuantX<'_>| [x.q, x.d, x.s16, x.s32].map(|t| eval1(t, &env)).map(|a| (a.dims, a.data));
+        assert_eq!(parts(plain), parts(tiled));
+        assert_eq!(parts(plain), parts(kept_i8(x, true)));
         let stored = eval1(to_tiles(plain.q, 2), &env);
         assert_eq!(stored.dims, [2, 3, 16, 32]);
         // Token 17 is the second of the second tile; its block 2 lies behind two blocks of 16 tokens.
         let at = ((3 + 2) * 16 + 1) * 32;
         let row = eval1(plain.q, &env).data[(17 * 3 + 2) * 32..][..32].to_vec();
         assert_eq!(stored.data[at..][..32], row);
+        // The second half of its block lies behind the first halves of all three.
+        assert_eq!(eval1(halves_apart(plain.q), &env).data[((17 * 2 + 1) * 3 + 2) * 16..][..16], row[16..]);
     }
 
     #[test]

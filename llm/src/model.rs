@@ -168,7 +168,8 @@ impl Model {
         // Without block-quantised weights there is nothing to round: everything is exact.
         let quantised = file.tensors().iter().any(|t| t.format.is_quantised());
         let unit = caps.tile.then_some(Unit::Tile).or(caps.mma.then_some(Unit::Warp));
-        let numbers = Numbers { activations, unit: unit.filter(|_| quantised), spread: caps.lanes > 1 };
+        let numbers =
+            Numbers { activations, unit: unit.filter(|_| quantised), spread: caps.lanes > 1, several: false };
         let context =
             options.context.unwrap_or_else(|| (config.context as usize).min(DEFAULT_CONTEXT)).max(1);
         let most_rows = most_rows(&config).min(MOST_CONTEXT);
@@ -492,7 +493,8 @@ impl Model {
             Part::Paged => Reach::Paged,
             Part::Batch => Reach::Apart,
         };
-        let mut p = Planner { model: self, library, choose, modules: vec![], reach };
+        let numbers = if reach == Reach::Apart { self.numbers.of_batch(rows) } else { self.numbers };
+        let mut p = Planner { model: self, library, choose, modules: vec![], reach, numbers };
         match part {
             Part::Trunk | Part::Paged | Part::Batch => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,

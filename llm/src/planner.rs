@@ -27,15 +27,12 @@ pub struct Planner<'m> {
     pub choose: &'m mut dyn Choose,
     pub modules: Modules,
     pub reach: Reach,
+    pub numbers: Numbers,
 }
 
 impl<'m> Planner<'m> {
     fn inputs<'g>(&self, g: &'g Graph, prefix: &str) -> Inputs<'g, 'm> {
-        Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.numbers())
-    }
-    fn numbers(&self) -> Numbers {
-        let numbers = self.model.numbers;
-        if self.reach == Reach::Apart { numbers.of_batch() } else { numbers }
+        Inputs::new(g, &self.model.file, prefix.into(), self.model.layout, self.numbers)
     }
     fn stream<'g>(&self, g: &'g Graph, name: &str, rows: i64) -> Tensor<'g> {
         g.input(name, DType::F32, [rows, self.model.config.dim])
@@ -94,7 +91,7 @@ impl<'m> Planner<'m> {
         } else {
             let (g, c) = (Graph::new(), &model.config);
             let i = self.inputs(&g, &format!("blk.{}.", layer.index));
-            let place = Place::new(&g, c, rows, model.capacity, self.numbers(), self.reach);
+            let place = Place::new(&g, c, rows, model.capacity, self.numbers, self.reach);
             let x = self.stream(&g, "x", rows);
             let caches: Vec<Tensor> = Attention::cache_rows(c)
                 .iter()

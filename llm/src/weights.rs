@@ -67,12 +67,14 @@ pub struct Numbers {
     pub unit: Option<Unit>,
     /// Many processors, which attention of tokens with positions of their own keeps busy only in pieces.
     pub spread: bool,
+    /// Is each of several rows a sequence's next token?
+    pub several: bool,
 }
 
 impl Numbers {
     /// Those of a batch: on a CPU those of single tokens, however many there are.
-    pub fn of_batch(self) -> Numbers {
-        Numbers { unit: self.unit.filter(|u| *u == Unit::Warp), ..self }
+    pub fn of_batch(self, rows: i64) -> Numbers {
+        Numbers { unit: self.unit.filter(|u| *u == Unit::Warp), several: rows > 1, ..self }
     }
     /// The unit for the products of so many tokens in bf16, if they are.
     pub fn halves(self, tokens: i64) -> Option<Unit> {
@@ -176,7 +178,9 @@ impl<'g> Matrix<'g> {
             Activations::Int8 if self.layout == Layout::Interleaved16 && x.size(-2) % ops::TILE == 0 => {
                 self.planes.linear_q8(&ops::quantize_i8(x).in_tiles())
             }
-            Activations::Int8 => self.planes.linear_q8(&ops::kept_i8(x)),
+            Activations::Int8 => {
+                self.planes.linear_q8(&ops::kept_i8(x, self.numbers.several && self.layout == Layout::Rows))
+            }
             Activations::F32 => self.of_f32(x),
         }
     }

@@ -85,14 +85,13 @@ pub fn phases_on<'g>(
     phases(kernel, opts, &device.target().caps()).map_err(refused)
 }
 
-fn compile(device: &dyn Device, phase: &Phase) -> Result<Linear, Error> {
+pub fn compile(device: &dyn Device, phase: &Phase) -> Result<Linear, Error> {
     pipeline::compile(&phase.kernel, &phase.opts, &device.target().caps())
         .map_err(|why| Error::Code { program: phase.kernel.name.clone(), why: why.to_string() })
 }
 
-/// Compiles a phase of a kernel and loads it.
-pub fn load(device: &dyn Device, phase: &Phase) -> Result<Program, Error> {
-    let linear = compile(device, phase)?;
+/// Makes a program of what a kernel's phase was compiled to.
+pub fn load(device: &dyn Device, linear: Linear) -> Result<Program, Error> {
     let code = device.target().emit(&linear);
     device.load(linear, code)
 }

@@ -6,7 +6,7 @@
 use crate::buffer::Slice;
 use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
-use crate::step::{load, phases_on};
+use crate::step::{compile, load, phases_on};
 use compiler::dtype::Scalar;
 use compiler::graph::Ex;
 use compiler::interp::tensor::Array;
@@ -22,6 +22,9 @@ const WIDTH: usize = 3;
 
 /// How many times as many instructions as another schedule's are not worth a try: such a kernel may run for minutes.
 const WORK: f64 = 8.0;
+
+/// Instructions that a driver assembles in a second or two; a few times as many take it a quarter of a minute.
+const LONG: usize = 6000;
 
 /// A kernel on memory.
 pub struct Trial<'a, 'g> {
@@ -44,25 +47,30 @@ pub struct Progress {
 }
 
 /// The kernel under a schedule.
-struct Ready {
-    /// The program of each phase with its arguments: those of the kernel by number, or what lies between the phases.
-    phases: Vec<(Program, Vec<Option<usize>>)>,
+struct Ready<P> {
+    /// What each phase has become, with its arguments: those of the kernel by number, or what lies between the phases.
+    phases: Vec<(P, Vec<Option<usize>>)>,
     between: usize,
 }
 
 impl Trial<'_, '_> {
-    fn load(&self, opts: &[Opt]) -> Result<Ready, Error> {
+    fn compile(&self, opts: &[Opt]) -> Result<Ready<Linear>, Error> {
         let given: Vec<Ex> = self.kernel.buffers().into_iter().map(|(b, _)| b).collect();
-        let mut ready = Ready { phases: vec![], between: 0 };
+        let mut compiled = Ready { phases: vec![], between: 0 };
         for phase in phases_on(self.device, self.kernel, opts)? {
             let own = phase.kernel.buffers().into_iter();
             let from = own.map(|(b, _)| given.iter().position(|g| *g == b)).collect();
-            ready.phases.push((load(self.device, &phase)?, from));
-            ready.between += phase.between.map_or(0, buffer_bytes);
+            compiled.phases.push((compile(self.device, &phase)?, from));
+            compiled.between += phase.between.map_or(0, buffer_bytes);
         }
-        Ok(ready)
+        Ok(compiled)
     }
-    fn prepare(&self, ready: &Ready, launches: &[Vec<Slice>]) -> Result<Prepared, Error> {
+    fn load(&self, compiled: Ready<Linear>) -> Result<Ready<Program>, Error> {
+        let one = |(linear, from)| Ok((load(self.device, linear)?, from));
+        let phases = compiled.phases.into_iter().map(one).collect::<Result<_, Error>>()?;
+        Ok(Ready { phases, between: compiled.between })
+    }
+    fn prepare(&self, ready: &Ready<Program>, launches: &[Vec<Slice>]) -> Result<Prepared, Error> {
         let mut plan = Plan::new(self.symbols.iter().map(|s| s.0.clone()));
         let between = self.device.alloc(ready.between.max(1))?.whole();
         for args in launches {
@@ -83,16 +91,16 @@ impl Trial<'_, '_> {
     }
 
     /// Instructions of a launch.
-    fn work(&self, ready: &Ready) -> f64 {
+    fn work(&self, compiled: &Ready<Linear>) -> f64 {
         let value = |name: &String| self.symbols.iter().find(|s| s.0 == *name).map_or(0, |s| s.1);
         let one = |linear: &Linear| {
             work(linear, &linear.symbols.iter().map(value).collect::<Vec<_>>()).instructions as f64
         };
-        ready.phases.iter().flat_map(|(program, _)| program.parts()).map(one).sum()
+        compiled.phases.iter().map(|(linear, _)| one(linear)).sum()
     }
 
     /// Seconds of a launch; what is much slower than `best` is not timed with care.
-    fn time(&self, ready: &Ready, best: f64) -> Result<f64, Error> {
+    fn time(&self, ready: &Ready<Program>, best: f64) -> Result<f64, Error> {
         let one = self.round(&mut self.prepare(ready, &self.launches[..1])?, 1)?;
         if one > 4.0 * best {
             return Ok(one);
@@ -121,10 +129,14 @@ impl Trial<'_, '_> {
             if p.tried > 0 && Instant::now() >= until {
                 return ControlFlow::Break(());
             }
-            let ready = self.load(opts).ok().map(|ready| (self.work(&ready), ready));
-            let seconds = ready.filter(|(work, _)| *work <= WORK * least).and_then(|(work, ready)| {
+            let compiled = self.compile(opts).ok().map(|c| (self.work(&c), c));
+            let length =
+                |c: &Ready<Linear>| c.phases.iter().map(|(linear, _)| linear.code.len()).sum::<usize>();
+            let worth =
+                compiled.filter(|(work, c)| p.tried == 0 || *work <= WORK * least && length(c) <= LONG);
+            let seconds = worth.and_then(|(work, compiled)| {
                 least = least.min(work);
-                self.time(&ready, p.best).ok()
+                self.time(&self.load(compiled).ok()?, p.best).ok()
             });
             p.tried += 1;
             if let Some(s) = seconds {
@@ -140,7 +152,7 @@ impl Trial<'_, '_> {
 
     /// Seconds of a launch under two schedules that take turns, each in ascending order.
     pub fn compare(&self, one: &[Opt], other: &[Opt], rounds: usize) -> Result<[Vec<f64>; 2], Error> {
-        let ready = |opts| self.prepare(&self.load(opts)?, self.launches);
+        let ready = |opts| self.prepare(&self.load(self.compile(opts)?)?, self.launches);
         let mut prepared = [ready(one)?, ready(other)?];
         let mut times = [vec![], vec![]];
         for round in 0..=rounds {
@@ -174,7 +186,8 @@ impl Trial<'_, '_> {
         let before = read()?;
         let mut results = vec![];
         for opts in [one, other] {
-            self.device.run(&mut self.prepare(&self.load(opts)?, self.launches)?, &self.values())?;
+            self.device
+                .run(&mut self.prepare(&self.load(self.compile(opts)?)?, self.launches)?, &self.values())?;
             results.push(read()?);
             for ((slice, _), bytes) in written().zip(&before) {
                 self.device.write(slice, 0, bytes)?;
@@ -252,8 +265,8 @@ mod tests {
             let splits: Vec<_> =
                 search::neighbours(kernel, &caps, &plain).filter(|o| o[0].action == Action::Split).collect();
             assert!(!splits.is_empty());
-            for split in splits.iter().filter(|o| trial.load(o).is_ok()) {
-                assert_eq!(trial.load(split).unwrap().phases.len(), 2, "{}", show(split));
+            for split in splits.iter().filter(|o| trial.compile(o).is_ok()) {
+                assert_eq!(trial.compile(split).unwrap().phases.len(), 2, "{}", show(split));
                 assert_eq!(trial.difference(&plain, split).unwrap(), None, "{}", show(split));
                 assert_eq!(trial.compare(&plain, split, 1).unwrap()[1].len(), 1);
             }

@@ -80,7 +80,7 @@ fn pieces_say_what_the_whole_says() {
                 [(Activations::F32, None), (Activations::Int8, None), (Activations::Int8, Some(Unit::Warp))]
             {
                 let g = Graph::new();
-                let numbers = Numbers { activations, unit, spread: true };
+                let numbers = Numbers { activations, unit, spread: true, several: false };
                 let ([y, whole], env) = build(&g, &s, numbers, reach, positions);
                 // Queries and shares are rounded for a matrix unit.
                 let bound = if unit.is_some() && heads >= HEADS { 2e-3 } else { 1e-5 };
@@ -111,7 +111,8 @@ fn pieces_say_what_the_whole_says() {
 fn parts_of_a_prompt_say_what_the_whole_says() {
     let device = InterpDevice::like(Ptx::new(90).caps());
     let c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
-    let numbers = Numbers { activations: Activations::Int8, unit: Some(Unit::Warp), spread: true };
+    let numbers =
+        Numbers { activations: Activations::Int8, unit: Some(Unit::Warp), spread: true, several: false };
     let (g, mut rng, mut env) = (Graph::new(), Rng::new(7), Env::default());
     let (t, rows, width) = (1024, 1280, 16);
     let at = Place::new(&g, &c, t, rows, numbers, Reach::Whole);
