@@ -216,16 +216,18 @@ pub fn bitcast(from: Scalar, to: Scalar, a: Bits) -> Bits {
     Bits::read(to, &raw)
 }
 
-/// One of a pair of bf16: itself, the upper half of a u32, or an f32 rounded as vector instructions do: subnormals become 0.
+/// One of a pair of bf16: itself, the upper half of a u32, or an f32 rounded as vector instructions do: subnormals
+/// become 0.
 pub fn pair(from: Scalar, v: Bits) -> Bits {
     match from {
-        Scalar::BF16 => return v,
-        Scalar::U32 => return bitcast(Scalar::U16, Scalar::BF16, Bits::int(v.as_int() >> 16)),
-        _ => {}
+        Scalar::BF16 => v,
+        Scalar::U32 => bitcast(Scalar::U16, Scalar::BF16, Bits::int(v.as_int() >> 16)),
+        _ => {
+            let f = v.as_float();
+            let flushed = if f.is_subnormal() { 0f32.copysign(f) } else { f };
+            cast(Scalar::F32, Scalar::BF16, Bits::float(flushed))
+        }
     }
-    let f = v.as_float();
-    let flushed = if f.is_subnormal() { 0f32.copysign(f) } else { f };
-    cast(Scalar::F32, Scalar::BF16, Bits::float(flushed))
 }
 
 #[cfg(test)]

@@ -229,7 +229,12 @@ impl<'g> Place<'g> {
 
 /// Rows `[L, G, k]` in bf16, kept as `[G, k, L]`: a tile of them takes elements of a row two by two, of neighbouring rows.
 fn in_columns(rows: Tensor) -> Tensor {
-    rows.move_axis(0, -1).cast(Scalar::BF16).contiguous().move_axis(-1, 0)
+    half(rows.move_axis(0, -1)).move_axis(-1, 0)
+}
+
+/// Kept in bf16.
+fn half(x: Tensor) -> Tensor {
+    x.cast(Scalar::BF16).contiguous()
 }
 
 /// Softmax of q·k over the positions up to each token's own, times the values.
@@ -274,15 +279,15 @@ fn attend_at_once<'g>(
         let scores = (ops::linear_half(rows, seen(keys, -2)) * scale).contiguous();
         let int = |n: i64| q.graph().int(n);
         let scores = scores.reshape([int(g), int(n), int(r), length]);
-        let half = |e: Tensor<'g>| ops::halved(e.reshape([int(g), int(n * r), length]), unit);
+        let factor_of = |e: Tensor<'g>| ops::halved(e.reshape([int(g), int(n * r), length]), unit);
         let y = match unit {
             Unit::Tile => {
                 let [e, factor] = at.weights(scores, 1, i * n);
-                ops::linear_half(half(e), seen(values, -1)) * factor.reshape([g, n * r, 1])
+                ops::linear_half(factor_of(e), seen(values, -1)) * factor.reshape([g, n * r, 1])
             }
-            Unit::Warp => ops::linear_half(half(at.shares(scores, 1, i * n)), seen(values, -1)),
+            Unit::Warp => ops::linear_half(factor_of(at.shares(scores, 1, i * n)), seen(values, -1)),
         };
-        let y = y.cast(Scalar::BF16).contiguous();
+        let y = half(y);
         y.reshape([g, n, r, y.size(-1)]).move_axis(0, 1)
     });
     Tensor::concat(&parts.collect::<Vec<_>>(), 0).cast(Scalar::F32)
@@ -300,7 +305,7 @@ fn attend_in_pieces<'g>(
     let by_warps = at.by_warps && heads >= HEADS;
     let most = if by_warps { SHARING_BY_WARPS } else { SHARING };
     let sharing = (2..=most).rev().find(|n| heads % n == 0).unwrap_or(heads);
-    let half = |x: Tensor<'g>| if by_warps { x.cast(Scalar::F16) } else { x };
+    let narrow = |x: Tensor<'g>| if by_warps { x.cast(Scalar::F16) } else { x };
     let product = if by_warps { ops::linear_half } else { ops::linear };
     // All are [T, blocks, G, R / sharing, sharing, ..]: what comes before the last heads is one piece of work.
     let pieces = |x: Tensor<'g>| {
@@ -310,13 +315,13 @@ fn attend_in_pieces<'g>(
         let x = x.reshape([&[g.int(own), at.blocks, g.int(at.block)], &row[..]].concat());
         x.move_axis(2, 3).unsqueeze(3)
     };
-    let q = half(q).contiguous().reshape([t, 1, groups, heads / sharing, sharing, width]);
+    let q = narrow(q).contiguous().reshape([t, 1, groups, heads / sharing, sharing, width]);
     // Read once by each piece, where its threads do not share what they read.
     let q = if t == 1 && !by_warps { q.contiguous() } else { q };
     let key = g.iota_dim(at.length()).reshape([at.blocks, g.int(1), g.int(1), g.int(1), g.int(at.block)]);
     let scores = at.masked(product(q, pieces(keys)) * scale, key, 0, 0);
     let most = scores.max(-1);
-    let e = half((scores - most).exp());
+    let e = narrow((scores - most).exp());
     let y = product(e, pieces(values).transpose(-1, -2));
     let [most, sum, y] = [most, e.widen().sum(-1), y].map(|x| x.contiguous());
     // The pieces last. Where rows are few, some columns have their own sums of them: more to do, but for more processors.
@@ -500,7 +505,6 @@ impl<'g> Mla<'g> {
                 b.of_normed(ops::rms_norm(a.of_normed(x).contiguous(), *norm, c.eps))
             }
         };
-        let half = |x: Tensor<'g>| x.cast(Scalar::BF16).contiguous();
         let q = if at.halves.is_some() { half(q).cast(Scalar::F32) } else { q };
         let q = q.reshape([t, h, nope + rope]);
         let (q_nope, q_rope) =
@@ -572,9 +576,7 @@ impl<'g> Mla<'g> {
             Up::Split { k, .. } => k.values().transpose(-1, -2),
             Up::Joint(w) => self.parts(w).0,
         };
-        let (rank, both, half) =
-            (self.rank, self.rank + self.rope, |x: Tensor<'g>| x.cast(Scalar::BF16).contiguous());
-        let g = seen.graph();
+        let (g, rank, both) = (seen.graph(), self.rank, self.rank + self.rope);
         let heads = [seen.dims()[0], g.int(w.size(0)), g.int(self.rope)];
         let with_turned = |keys: Tensor<'g>, turned: Tensor<'g>| {
             Tensor::concat(&[keys, turned.expand(heads).cast(Scalar::BF16)], -1)
@@ -602,7 +604,7 @@ impl<'g> Mla<'g> {
         };
         let y = ops::linear_half(latent, w);
         match unit {
-            Unit::Tile => y.cast(Scalar::BF16).contiguous().transpose(0, 1),
+            Unit::Tile => half(y).transpose(0, 1),
             // Sums go over positions.
             Unit::Warp => ops::halved(y.transpose(-1, -2), unit).move_axis(-1, 0),
         }

@@ -408,7 +408,8 @@ impl<'g> Vectors<'g, '_> {
         Ok((self.g.make(e.op(), self.typed(e.dtype(), columns), &parts), columns))
     }
 
-    /// Two stores of rounded numbers, of upper halves or of bf16, side by side lane by lane, as one; says whether they were that.
+    /// Two stores of rounded numbers, of upper halves or of bf16, side by side lane by lane, as one; says whether they were
+    /// that.
     fn pair(&mut self, s: Ex<'g>, t: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<bool, Illegal> {
         let half = |s: Ex<'g>| {
             let fits = s.op() == Op::Store && s.dtype() == DType::BF16 && s.args().len() == 3;
