@@ -420,13 +420,16 @@ impl<'g> Scheduled<'g> {
     }
 
     /// Puts `index` for `old` everywhere; folds over `old` go over `ranges` instead. Where `guard` is false there is
-    /// no element: nothing is stored, folded, or read past the end of a buffer or from what another row writes.
+    /// no element: nothing is stored, folded, or read past the end of a buffer or from what another row writes. Threads
+    /// of a number that is not known until a step runs read nothing then: it would come from far.
     fn replace(&mut self, old: Ex<'g>, index: Ex<'g>, ranges: &[Ex<'g>], guard: Option<Ex<'g>>) {
         let g = self.kernel.g;
         let stores = self.kernel.stores();
         let before: Vec<bool> = stores.iter().map(|s| free(*s, old)).collect();
         // How far a range goes that memory bounds is not known: the bounds of an index say nothing of its last round.
         let known = !reads(old.arg(0));
+        let thread = |r: &Ex| matches!(r.op(), Op::Range(_, Kind::Lane | Kind::Group));
+        let idle = old.arg(0).as_int().is_none() && ranges.iter().any(thread);
         // The number of rounds of one range may depend on another.
         let inner: Vec<Ex> =
             self.axes.iter().map(|a| a.range).filter(|r| *r != old && topo(&[*r]).contains(&old)).collect();
@@ -452,7 +455,8 @@ impl<'g> Scheduled<'g> {
                     matches!(args[0].op(), Op::Buffer(_)) && stores.iter().any(|s| s.arg(0) == args[0]);
                 let moved = args[1] != e.arg(1);
                 let (was, now) = (e.arg(1).bounds().1, args[1].bounds().1);
-                if !moved || !shared && (known && now <= was || now < length(args[0]).bounds().0) {
+                let there = known && now <= was || now < length(args[0]).bounds().0;
+                if !moved || !shared && !idle && there {
                     return e.with_args(&args);
                 }
                 gated(e, args, 2, guard.unwrap())

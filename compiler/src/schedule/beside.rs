@@ -10,7 +10,7 @@
 use super::Kernel;
 use crate::graph::Id;
 use crate::linear::{Count, Linear};
-use crate::work::{pressure, work};
+use crate::work::{registers, work};
 
 /// Cycles that a launch costs whatever it does: about 3 µs.
 const LAUNCH: f64 = 5_000.0;
@@ -68,9 +68,7 @@ impl Cost {
         let blocks = p.grid.eval(&symbols).max(1) as u64;
         let (instructions, threads) = (w.instructions as f64, p.threads as f64);
         let depth = instructions / (blocks as f64 * threads) * TURN * (threads / TURNS).max(1.0);
-        // Addresses come on top; the assembler orders instructions so that fewer values are alive (28 to 72 registers on
-        // sm_90 for kernels of one token whose pressure is 22 to 121, 174 for products whose is 212).
-        let registers = 16 + pressure(p) as u64 * 5 / 8;
+        let registers = registers(p);
         let total = (instructions / INSTRUCTIONS).max(w.loaded as f64 / BYTES);
         Cost {
             depth,

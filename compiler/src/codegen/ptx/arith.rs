@@ -2,7 +2,7 @@
 //!
 //! Packed 8- and 16-bit vectors are worked on as whole registers where the operation allows it, otherwise lane by lane.
 
-use super::asm::{Address, Piece};
+use super::asm::Piece;
 use super::{Emitter, lane_mask, packed, pieces};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::linear::{Op, Reg};
@@ -57,13 +57,7 @@ impl Emitter<'_> {
         let lanes = t.lanes as usize;
         match op {
             Op::Const(b) => constant(t, b),
-            Op::Symbol(n) => {
-                let symbols = self.symbols.expect("symbols are declared");
-                let d = self.asm.fresh_d();
-                let at = Address { base: symbols, offset: 8 * n as i64 };
-                self.asm.load(None, "ld.global.nc.b64", &[d], at);
-                vec![d]
-            }
+            Op::Symbol(n) => vec![self.symbols[&n]],
             Op::Grid => vec![self.seat.block.unwrap_or_else(|| self.special("%ctaid.x"))],
             Op::Thread => vec![self.special("%tid.x")],
             Op::Iota => (0..lanes as i64).map(Piece::int).collect(),

@@ -5,7 +5,7 @@
 //! memory serves whichever part runs in the block.
 
 use super::asm::{Asm, Piece};
-use super::{Emitter, Ptx, Seat, dynamic_shared, module, shared_offsets};
+use super::{Emitter, Ptx, Seat, dynamic_shared, early, module, shared_offsets};
 use crate::bundle::Bundle;
 use crate::linear::Count;
 
@@ -15,6 +15,8 @@ impl Ptx {
         let mut asm = Asm::default();
         let index = asm.fresh_r();
         asm.load_name(index, "%ctaid.x");
+        let threads = bundle.threads();
+        let resident = early::resident(parts, threads);
         let (mut start, mut params) = (0, 0);
         for (next, part) in (1..).zip(parts) {
             assert_eq!(dynamic_shared(part), 0, "{} asks for shared memory at its launch", part.name);
@@ -33,7 +35,7 @@ impl Ptx {
             };
             let mut e = Emitter::new(part);
             e.asm = asm;
-            e.seat = Seat { params, block: Some(block), threads: bundle.threads() };
+            e.seat = Seat { params, block: Some(block), threads, resident };
             self.body(&mut e);
             asm = e.asm;
             if let Some(end) = end {
@@ -44,6 +46,7 @@ impl Ptx {
             params += part.buffers.len();
         }
         let shared = parts.iter().map(|p| shared_offsets(p).1).max().unwrap_or(0);
-        module(bundle.name(), params, bundle.threads(), shared, self.sm, &asm)
+        let seat = Seat { params, block: None, threads, resident };
+        module(bundle.name(), params, &seat, shared, self.sm, &asm)
     }
 }

@@ -1,17 +1,48 @@
-//! Loads of what no other block reads, first.
+//! Loads first.
 //!
-//! In: a linear program. Out: the order in which its instructions are emitted. Between two points where threads meet or code repeats, loads from
-//! memory that nobody writes stand before everything else, with what their addresses want. Such loads come from far, and
-//! those that are on their way at a time are waited for once. What all blocks read is in a cache near by and stays where
-//! it is. Invariant: only the order changes, and never past an instruction that a moved one depends on.
+//! In: a linear program and the launch that it stands in. Out: the order in which its instructions are emitted. Between
+//! two points where code repeats, loads from memory that nobody writes stand before everything else, with what their
+//! addresses want, as many as there are registers for: those that are on their way at a time are waited for once. Those
+//! of what no other block reads go first, as they come from far. What all blocks read is near by after the first time,
+//! and goes there only where all blocks of a launch run at once. Invariant: only the order changes, and never past an
+//! instruction that a moved one depends on.
 
-use crate::linear::{Inst, Linear, Mem, Op, Reg};
+use super::Seat;
+use crate::linear::{Count, Inst, Linear, Mem, Op, Reg};
+use crate::work::registers;
 use std::collections::{HashMap, HashSet};
 
-/// Registers for values on their way, in threads of a small block and of a larger one, of which two are to fit.
+/// Multiprocessors of a large GPU, the registers of one, and its threads but for those that the next kernel can start with.
+const PROCESSORS: i64 = 128;
+const THREADS: i64 = 1024;
+const REGISTERS: i64 = 64 << 10;
+/// Registers of a thread that are for something else, and most that are for values on their way.
+const OTHERS: i64 = 24;
+const MOST: i64 = 96;
+/// The same where it is not known how many threads there are, in those of a small block and of a larger one.
 const SMALL: u32 = 256;
-const REGISTERS: usize = 64;
-const FEWER: usize = 32;
+const FEW: i64 = 64;
+const FEWER: i64 = 32;
+/// How many times what is a block's own it may read that all blocks read: as of one token, not of eight.
+const TIMES: usize = 4;
+
+/// How many blocks of a launch are on a multiprocessor at a time if all of them are; none where they cannot be.
+pub fn resident(parts: &[Linear], threads: u32) -> Option<i64> {
+    let grid = parts.iter().try_fold(0, |sum, p| match p.grid {
+        Count::Const(n) => Some(sum + n.max(0)),
+        _ => None,
+    })?;
+    let blocks = (grid + PROCESSORS - 1) / PROCESSORS;
+    let all = (blocks * threads as i64).max(1);
+    // An assembler makes do with some fewer registers.
+    let fits = |p: &Linear| !multiplies(p) && registers(p) as i64 * all <= REGISTERS * 3 / 2;
+    (blocks > 0 && all <= THREADS && parts.iter().all(fits)).then_some(blocks)
+}
+
+/// Does it use the matrix unit, whose sums have all registers?
+fn multiplies(p: &Linear) -> bool {
+    p.code.iter().any(|i| matches!(i, Inst::Mma { .. }))
+}
 
 /// What to emit, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,17 +56,16 @@ pub enum Step {
 }
 
 /// The instructions from `start` on.
-pub fn order(program: &Linear, start: usize) -> Vec<Step> {
+pub fn order(program: &Linear, start: usize, seat: &Seat) -> Vec<Step> {
     let own = from(program, |i| matches!(i, Inst::Op { op: Op::Grid, .. }));
     let apart = from(program, |i| matches!(i, Inst::Op { op: Op::Thread, .. }));
-    // The sums of the matrix unit have all registers.
-    let sums = program.code.iter().any(|i| matches!(i, Inst::Mma { .. }));
-    let most = match program.threads {
-        _ if sums => 0,
-        ..=SMALL => REGISTERS,
-        _ => FEWER,
-    };
-    let meets = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier { .. });
+    let most = match seat.resident {
+        _ if multiplies(program) => 0,
+        Some(blocks) => (REGISTERS / (blocks * seat.threads as i64) - OTHERS).clamp(0, MOST),
+        None if seat.threads <= SMALL => FEW,
+        None => FEWER,
+    } as usize;
+    let meets = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. });
     let (mut steps, mut loops) = (vec![], vec![]);
     let mut at = start;
     while at < program.code.len() {
@@ -43,7 +73,8 @@ pub fn order(program: &Linear, start: usize) -> Vec<Step> {
         let n = rest.iter().position(meets).unwrap_or(rest.len());
         // A fence is for threads that go the same way.
         let together = !loops.contains(&false);
-        let first = first(program, &own, &rest[..n], if together { most } else { 0 });
+        let near = loops.is_empty() && seat.resident.is_some();
+        let first = first(program, &own, near, &rest[..n], if together { most } else { 0 });
         let far = |i: &usize| matches!(rest[*i], Inst::Load { mem: Mem::Global(_), .. });
         let step = |i: usize| if far(&i) { Step::Early(at + i) } else { Step::Inst(at + i) };
         steps.extend((0..n).filter(|i| first.contains(i)).map(step));
@@ -87,7 +118,7 @@ fn from(program: &Linear, source: impl Fn(&Inst) -> bool) -> HashSet<Reg> {
 }
 
 /// The instructions of a stretch that go to its start.
-fn first(program: &Linear, own: &HashSet<Reg>, stretch: &[Inst], most: usize) -> HashSet<usize> {
+fn first(program: &Linear, own: &HashSet<Reg>, near: bool, stretch: &[Inst], most: usize) -> HashSet<usize> {
     let maker: HashMap<Reg, usize> = stretch
         .iter()
         .enumerate()
@@ -116,16 +147,27 @@ fn first(program: &Linear, own: &HashSet<Reg>, stretch: &[Inst], most: usize) ->
         }
         Some(all)
     };
+    let size = |r: Reg| program.dtype(r).bytes().div_ceil(4);
+    let (far, common): (Vec<_>, Vec<_>) = stretch
+        .iter()
+        .enumerate()
+        .filter_map(|(i, inst)| match inst {
+            Inst::Load { dst, mem: mem @ Mem::Global(_), index, .. } if fixed(*mem) => {
+                Some((i, *dst, *index))
+            }
+            _ => None,
+        })
+        .partition(|(.., index)| own.contains(index));
+    let total = |loads: &[(usize, Reg, Reg)]| loads.iter().map(|(_, dst, _)| size(*dst)).sum::<usize>();
+    let near = near && total(&common) <= TIMES * total(&far);
     let (mut moved, mut registers) = (HashSet::new(), 0);
-    for (i, inst) in stretch.iter().enumerate() {
-        let Inst::Load { dst, mem: mem @ Mem::Global(_), index, .. } = inst else { continue };
-        let bytes = program.dtype(*dst).bytes();
-        if !fixed(*mem) || !own.contains(index) || registers + bytes.div_ceil(4) > most {
+    for (i, dst, _) in far.into_iter().chain(common.into_iter().filter(|_| near)) {
+        if registers + size(dst) > most {
             continue;
         }
         if let Some(all) = wants(i) {
             moved.extend(all);
-            registers += bytes.div_ceil(4);
+            registers += size(dst);
         }
     }
     moved
@@ -136,15 +178,34 @@ mod tests {
     use super::*;
     use crate::text::linear::parse;
 
-    #[test]
-    fn only_what_a_block_has_for_itself_moves_and_never_past_a_barrier() {
-        let text = "linear a grid 8 threads 64\nbuffer g0: f32 written\nbuffer g1: f32\n\
+    /// What becomes of a program of so many blocks: g0 is written, g1 is not, and %0 is the block.
+    fn ordered(blocks: usize) -> Vec<Step> {
+        let text = format!(
+            "linear a grid {blocks} threads 64\nbuffer g0: f32 written\nbuffer g1: f32\n\
             %0: i64 = Grid\n%1: i64 = Thread\n%2: f32 = load g1[%1]\nstore g0[%1] = %2\n\
-            %3: i64 = Add %0 %1\n%4: f32 = load g1[%3]\n%5: f32 = load g1[%0]\nstore g0[%3] = %4\nbarrier\n\
-            %6: f32 = load g0[%3]\nstore g0[%3] = %6\nstore g0[%0] = %5\n";
+            %3: i64 = Add %0 %1\n%4: f32 = load g1[%3]\nbarrier\n%5: f32 = load g1[%0]\nstore g0[%3] = %4\n\
+            %6: f32 = load g0[%3]\nstore g0[%3] = %6\nloop %7 < %1 []\n  %8: f32 = load g1[%0]\n  \
+            store g0[%0] = %8\nend [] -> []\nstore g0[%0] = %5\n"
+        );
+        let program = parse(&text).unwrap();
+        order(&program, 0, &Seat::of(&program))
+    }
+
+    #[test]
+    fn loads_move_past_barriers_and_not_past_loops() {
         use Step::*;
-        let want = [0, 1, 4].map(Inst).into_iter().chain([Early(5), Early(6), Fence]);
-        let want: Vec<Step> = want.chain([2, 3, 7, 8, 9, 10, 11].map(Inst)).collect();
-        assert_eq!(order(&parse(text).unwrap(), 0), want);
+        let first = [Inst(0), Inst(1), Early(2), Inst(4), Early(5), Early(7), Fence];
+        let want: Vec<Step> =
+            first.into_iter().chain([3, 6, 8, 9, 10, 11, 12, 13, 14, 15].map(Inst)).collect();
+        assert_eq!(ordered(8), want);
+    }
+
+    #[test]
+    fn what_all_blocks_read_stays_where_blocks_take_turns() {
+        use Step::*;
+        let first = [Inst(0), Inst(1), Inst(4), Early(5), Early(7), Fence];
+        let want: Vec<Step> =
+            first.into_iter().chain([2, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15].map(Inst)).collect();
+        assert_eq!(ordered(1 << 20), want);
     }
 }

@@ -25,7 +25,7 @@ use crate::bundle::Bundle;
 use crate::dtype::{DType, Scalar};
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use crate::scalar::Binary;
-use asm::{Asm, Piece};
+use asm::{Address, Asm, Piece};
 use bytes::Bytes;
 use early::Step;
 use facts::{Fact, facts};
@@ -69,7 +69,7 @@ impl Ptx {
             e.asm.line("griddepcontrol.launch_dependents");
         }
         e.dismiss();
-        for step in early::order(e.program, ahead.len()) {
+        for step in early::order(e.program, ahead.len(), &e.seat) {
             let at = match step {
                 Step::Fence => {
                     e.asm.line("bar.warp.sync 0xffffffff");
@@ -113,7 +113,7 @@ impl Target for Ptx {
         let mut e = Emitter::new(program);
         self.body(&mut e);
         let shared = shared_offsets(program).1;
-        Code::Text(module(&program.name, program.buffers.len(), program.threads, shared, self.sm, &e.asm))
+        Code::Text(module(&program.name, program.buffers.len(), &e.seat, shared, self.sm, &e.asm))
     }
 
     fn bundles(&self) -> bool {
@@ -152,7 +152,7 @@ fn shared_offsets(program: &Linear) -> (Vec<usize>, usize) {
     (starts.collect(), end)
 }
 
-fn module(name: &str, params: usize, threads: u32, shared: usize, sm: u32, asm: &Asm) -> String {
+fn module(name: &str, params: usize, seat: &Seat, shared: usize, sm: u32, asm: &Asm) -> String {
     let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
     assert!(
         name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(legal),
@@ -167,7 +167,11 @@ fn module(name: &str, params: usize, threads: u32, shared: usize, sm: u32, asm: 
     for i in 0..params {
         write!(s, ".param .u64 p{i}, ").unwrap();
     }
-    write!(s, ".param .u64 symbols)\n.maxntid {threads}, 1, 1\n{{\n").unwrap();
+    write!(s, ".param .u64 symbols)\n.maxntid {}, 1, 1\n", seat.threads).unwrap();
+    if let Some(blocks @ 2..) = seat.resident {
+        writeln!(s, ".minnctapersm {blocks}").unwrap();
+    }
+    s += "{\n";
     s += &asm.declarations();
     if (1..=STATIC_SHARED).contains(&shared) {
         writeln!(s, "    .shared .align 16 .b8 shared[{shared}];").unwrap();
@@ -183,6 +187,16 @@ struct Seat {
     block: Option<Piece>,
     /// Threads of a block, which may be more than its own.
     threads: u32,
+    /// Blocks that are to run on a multiprocessor at a time, where that is known.
+    resident: Option<i64>,
+}
+
+impl Seat {
+    /// In an entry of its own.
+    fn of(program: &Linear) -> Seat {
+        let resident = early::resident(std::slice::from_ref(program), program.threads);
+        Seat { params: 0, block: None, threads: program.threads, resident }
+    }
 }
 
 /// A loop whose `End` is still to come.
@@ -208,7 +222,8 @@ struct Emitter<'a> {
     /// Base address of each buffer (64 bits) and local (32 bits).
     globals: Vec<Piece>,
     locals: Vec<Piece>,
-    symbols: Option<Piece>,
+    /// The value of each symbol.
+    symbols: HashMap<u32, Piece>,
     /// `base + index · bytes`, by memory, index and element size.
     addresses: Vec<((Mem, Reg, usize), Piece)>,
     /// Of what word a register is the upper half.
@@ -225,13 +240,13 @@ impl<'a> Emitter<'a> {
             unmasked: unmasked_shifts(program, &facts),
             bytes: Bytes::new(program, &facts),
             program,
-            seat: Seat { params: 0, block: None, threads: program.threads },
+            seat: Seat::of(program),
             asm: Asm::default(),
             facts,
             values: vec![vec![]; program.regs.len()],
             globals: vec![],
             locals: vec![],
-            symbols: None,
+            symbols: HashMap::new(),
             addresses: vec![],
             upper: HashMap::new(),
             open: vec![],
@@ -261,8 +276,22 @@ impl<'a> Emitter<'a> {
             let base = self.parameter(&format!("p{}", self.seat.params + i));
             self.globals.push(base);
         }
-        if !self.program.symbols.is_empty() {
-            self.symbols = Some(self.parameter("symbols"));
+        let mut symbols: Vec<u32> = vec![];
+        for inst in &self.program.code {
+            if let Inst::Op { op: Op::Symbol(n), .. } = *inst
+                && !symbols.contains(&n)
+            {
+                symbols.push(n);
+            }
+        }
+        if !symbols.is_empty() {
+            // Written before the first kernel of a step: no kernel need wait for them.
+            let base = self.parameter("symbols");
+            for n in symbols {
+                let value = self.asm.fresh_d();
+                self.asm.load(None, "ld.global.nc.b64", &[value], Address { base, offset: 8 * n as i64 });
+                self.symbols.insert(n, value);
+            }
         }
         for start in shared_offsets(self.program).0 {
             let base = self.special(&format!("shared+{start}"));

@@ -289,19 +289,18 @@ fn small_indices_are_32_bit_and_large_ones_64() {
     mov.u32 %r2, %ctaid.x;
     mul.lo.s32 %r3, %r2, 100;
     add.s32 %r4, %r3, %r1;
-    mad.wide.s32 %rd7, %r4, 4, %rd2;
-    ld.global.b32 %r5, [%rd7];
-    mul.wide.s32 %rd8, %r2, 0x3B9ACA00;
-    cvt.s64.s32 %rd9, %r1;
-    add.s64 %rd10, %rd8, %rd9;
-    shl.b64 %rd11, %rd10, 2;
-    add.s64 %rd12, %rd11, %rd2;
-    ld.global.b32 %r6, [%rd12];
+    mad.wide.s32 %rd8, %r4, 4, %rd2;
+    ld.global.b32 %r5, [%rd8];
+    mul.wide.s32 %rd9, %r2, 0x3B9ACA00;
+    cvt.s64.s32 %rd10, %r1;
+    add.s64 %rd11, %rd9, %rd10;
+    shl.b64 %rd12, %rd11, 2;
+    add.s64 %rd13, %rd12, %rd2;
+    ld.global.b32 %r6, [%rd13];
     bar.warp.sync 0xffffffff;
-    ld.global.nc.b64 %rd13, [%rd6];
-    div.s64 %rd14, %rd13, 100;
+    div.s64 %rd14, %rd7, 100;
     mul.lo.s64 %rd15, %rd14, 100;
-    sub.s64 %rd16, %rd13, %rd15;
+    sub.s64 %rd16, %rd7, %rd15;
     setp.ne.s64 %p1, %rd16, 0;
     xor.b64 %rd17, %rd16, 100;
     setp.lt.s64 %p2, %rd17, 0;
@@ -311,7 +310,7 @@ fn small_indices_are_32_bit_and_large_ones_64() {
     cvt.u32.u64 %r7, %rd19;
     mad.wide.s32 %rd20, %r7, 4, %rd4;
     st.global.b32 [%rd20], %r5;
-    shl.b64 %rd21, %rd13, 2;
+    shl.b64 %rd21, %rd7, 2;
     add.s64 %rd22, %rd21, %rd4;
     st.global.b32 [%rd22+-4], %r6;
     ");
@@ -330,7 +329,6 @@ fn carried_values_change_at_once() {
     insta::assert_snapshot!(body("buffer g0: f32 written\nsymbol s0: n", code), @r"
     mov.u32 %r1, %tid.x;
     mov.u32 %r2, %ctaid.x;
-    ld.global.nc.b64 %rd5, [%rd4];
     mov.b64 %rd6, 0;
     mov.b32 %r3, 0;
     mov.b32 %r4, 0x3F800000;

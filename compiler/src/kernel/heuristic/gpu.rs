@@ -327,7 +327,10 @@ impl<'g> Proposal<'g, '_> {
         let own = |(k, a): &(usize, Axis<'g>)| {
             let e = work(self.s.axes[*k].range);
             let most = lanes.min(1 << e.max(1).ilog2());
-            a.extent().and_then(|_| even(e)).unwrap_or(most)
+            match a.extent() {
+                Some(_) => even(e).unwrap_or(most),
+                None => lanes.min((e as u64).next_power_of_two() as i64),
+            }
         };
         let mut n = sums.iter().map(own).min().unwrap_or(1);
         if single {
@@ -372,7 +375,12 @@ impl<'g> Proposal<'g, '_> {
 
     /// Cuts every sum into at most so many pieces; gives their number.
     fn group(&mut self, axes: &[usize], most: i64) -> i64 {
-        let rounds = axes.iter().map(|k| work(self.s.axes[*k].range)).min().unwrap_or(1);
+        let rounds = |k: &usize| {
+            let (axis, n) = (self.s.axes[*k], work(self.s.axes[*k].range));
+            // Where the number may be any up to this one, none has two rounds.
+            if axis.extent().is_some() { n } else { (n as u64).next_power_of_two() as i64 }
+        };
+        let rounds = axes.iter().map(rounds).min().unwrap_or(1);
         let n = 1 << most.min(rounds).max(1).ilog2();
         if n == 1 || axes.iter().any(|k| self.s.axes[*k].kind() != Kind::Serial) {
             return 1;
