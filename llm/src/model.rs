@@ -7,9 +7,10 @@
 use crate::attention::{self, Attention, KV_BLOCK, Reach};
 use crate::block::Block;
 use crate::config::{self, Config};
-use crate::gguf::{Gguf, TensorInfo};
+use crate::gguf::{self, Gguf, TensorInfo};
 use crate::paged;
 use crate::planner::{Drafting, Embedding, Head, Modules, Planner};
+use crate::size::Size;
 use crate::weights::{self, Activations, Inputs, Loader, Numbers, Source};
 use compiler::graph::Graph;
 use compiler::ops::Unit;
@@ -249,6 +250,11 @@ impl Model {
 
     pub fn file(&self) -> &Gguf {
         &self.file
+    }
+    /// What running it takes, with the cache that it has.
+    pub fn size(&self) -> Result<Size, gguf::Error> {
+        let kv_number_bytes = self.numbers.cache().bytes() as u64;
+        Ok(Size { kv_number_bytes, ..Size::of(&self.file)? })
     }
     pub fn device(&self) -> &dyn Device {
         &*self.device

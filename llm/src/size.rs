@@ -16,9 +16,12 @@ pub struct Size {
     pub token_bytes: u64,
     /// Numbers that the cache holds for a position; 0 where the file does not say.
     pub kv_numbers: u64,
+    /// Bytes of such a number.
+    pub kv_number_bytes: u64,
 }
 
 impl Size {
+    /// Of a file, with a cache in f16 as it is unless activations are exact ([`Model::size`](crate::model::Model::size)).
     pub fn of(model: &Gguf) -> Result<Size, Error> {
         let arch = model.opt_text("general.architecture")?.unwrap_or_default();
         let int = |key: &str| model.opt_int(&format!("{arch}.{key}"));
@@ -46,12 +49,13 @@ impl Size {
             active_parameters: active as i64,
             token_bytes: read as u64,
             kv_numbers: kv_numbers(model, arch, layers)?,
+            kv_number_bytes: 2,
         })
     }
 
-    /// The cache for `positions`, in f16; with exact activations it takes twice as much.
+    /// The cache for `positions`.
     pub fn kv_bytes(&self, positions: u64) -> u64 {
-        self.kv_numbers.saturating_mul(2).saturating_mul(positions)
+        self.kv_numbers.saturating_mul(self.kv_number_bytes).saturating_mul(positions)
     }
     /// Weights and the cache for `positions`.
     pub fn memory(&self, positions: u64) -> u64 {

@@ -189,6 +189,7 @@ struct Found {
     speeds: Vec<f64>,
     passes: Vec<f64>,
     loads: Vec<f64>,
+    size: Size,
     /// For each peer.
     peers: Vec<Vec<f64>>,
 }
@@ -201,6 +202,7 @@ impl Group<'_> {
             speeds: vec![],
             passes: vec![],
             loads: vec![],
+            size: self.subject.size,
             peers: vec![vec![]; peers.len()],
         };
         self.found = self.tests.iter().map(new).collect();
@@ -232,6 +234,7 @@ impl Group<'_> {
         for found in &mut self.found {
             let what = format!("{} {}", self.subject.name, found.test);
             found.backend = ours.backend();
+            found.size = ours.size()?;
             found.loads.push(ours.load.as_secs_f64());
             if !busy(&format!("{what}: warming up"), || ours.prepare(&found.test, self.stop))? {
                 return Ok(());
@@ -283,7 +286,7 @@ impl Group<'_> {
         // Positions that a token in the middle of the run sees.
         let seen = f.test.depth as u64 + f.test.tokens as u64 / 2;
         let alone = decodes && f.test.sequences == 1;
-        let bytes = alone.then(|| subject.size.token_bytes + subject.size.kv_bytes(seen));
+        let bytes = alone.then(|| f.size.token_bytes + f.size.kv_bytes(seen));
         let gb_per_second = bytes.map(|b| b as f64 * speed.median / 1e9);
         let bandwidth = median(&f.passes);
         let peers = peers.iter().zip(&f.peers).filter_map(|(p, speeds)| {

@@ -11,6 +11,7 @@ use anyhow::Result;
 use compiler::rng::Rng;
 use llm::model::{Model, Options};
 use llm::paged::Row;
+use llm::size::Size;
 use runtime::bandwidth::{Reader, working_set};
 use runtime::device::Device;
 use std::sync::Arc;
@@ -65,6 +66,10 @@ impl Ours {
     /// The code that runs, e.g. `x86-avx512-vnni-amx`.
     pub fn backend(&self) -> String {
         self.device.target().name().into()
+    }
+
+    pub fn size(&self) -> Result<Size> {
+        Ok(self.model.size()?)
     }
 
     /// GB/s of one pass over memory; None where it is not measured.

@@ -12,7 +12,6 @@ use crate::model;
 use anyhow::{Context, Result, bail};
 use llm::model::Model;
 use llm::profile::{Kernel, Options, Profile};
-use llm::size::Size;
 use report::{Machine, Peak, Report};
 use runtime::arithmetic::peaks;
 use runtime::bandwidth::{measure, working_set};
@@ -31,7 +30,7 @@ pub fn run(args: &Args) -> Result<()> {
         print!("{}", source(&model, &profile, wanted)?);
         return Ok(());
     }
-    let (size, name) = (Size::of(model.file())?, model.file().name().to_string());
+    let (size, name) = (model.size()?, model.file().name().to_string());
     let report = Report::new(
         name,
         machine(args.model.device.device, args.bandwidth, model.device())?,
@@ -54,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// The report of one token's step behind `depth` positions, as JSON.
 pub fn decoding(model: &mut Model, device: DeviceName, depth: usize) -> Result<serde_json::Value> {
     let profile = model.profile(Options { tokens: 1, apart: false, depth, repeat: 5 })?;
-    let (size, name) = (Size::of(model.file())?, model.file().name().to_string());
+    let (size, name) = (model.size()?, model.file().name().to_string());
     let machine = machine(device, None, model.device())?;
     Ok(serde_json::to_value(Report::new(name, machine, &profile, &size))?)
 }

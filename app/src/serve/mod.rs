@@ -113,9 +113,9 @@ fn load(args: &Serve, origin: &Origin, server: &Server) -> Result<()> {
     let tokenizer = Arc::new(Tokenizer::from_gguf(&file)?);
     let style = Style::from_gguf(&file, &tokenizer)?;
     let told = &mut |done, of| server.loaded(done, of);
-    let (size, sampling) = (Size::of(&file)?, Sampling::from_gguf(&file)?);
+    let sampling = Sampling::from_gguf(&file)?;
     let mut model = model::on_device_told(&args.model, file, args.model.ctx, false, told)?;
-    let positions = cache(args, model.context(), &size);
+    let positions = cache(args, model.context(), &model.size()?);
     let room = || format!("no room for a cache of {positions} tokens; --cache takes fewer");
     model.reserve(positions).with_context(room)?;
     let limits = Limits { parallel: args.parallel, queue: args.queue };

@@ -9,7 +9,6 @@ use std::collections::HashSet;
 
 fn profile(file: Gguf, tokens: usize, depth: usize) -> Option<(Profile, Size)> {
     let device = devices().into_iter().next()?;
-    let size = Size::of(&file).unwrap();
     let options = Options {
         context: Some(depth + tokens),
         activations: None,
@@ -19,7 +18,18 @@ fn profile(file: Gguf, tokens: usize, depth: usize) -> Option<(Profile, Size)> {
     let mut m = Model::load(device, file, options, &mut |_, _| ()).unwrap();
     let profile = m.profile(Wanted { tokens, apart: false, depth, repeat: 1 }).unwrap();
     assert_eq!(m.len(), depth, "the steps that were timed are forgotten");
-    Some((profile, size))
+    Some((profile, m.size().unwrap()))
+}
+
+#[test]
+fn an_exact_cache_takes_twice_as_much() {
+    let Some(device) = devices().into_iter().next() else { return };
+    let open = || Gguf::open(&root().join("app/models/storyteller-Q4_K_M.gguf")).unwrap();
+    let size = |activations| load(device.clone(), open(), 16, activations).size().unwrap();
+    let (rounded, exact) = (size(Activations::Int8), size(Activations::F32));
+    assert_eq!(rounded, Size::of(&open()).unwrap());
+    assert_eq!(exact, Size { kv_number_bytes: 4, ..rounded });
+    assert_eq!(exact.kv_bytes(7), 2 * rounded.kv_bytes(7));
 }
 
 fn adds_up(p: &Profile) {
