@@ -94,6 +94,7 @@ impl Constraint for Guide {
 mod tests {
     use super::*;
     use crate::gguf::Gguf;
+    use crate::sample::{Sampler, Sampling, Scores};
     use crate::tools::grammar::{self, Must, Thought};
     use crate::tools::{Call, Event, Form, Parser, Tool};
     use compiler::rng::Rng;
@@ -119,7 +120,7 @@ mod tests {
                 }
             }
             guide.mask(&mut logits).unwrap();
-            let id = crate::sample::Sampler::new(&crate::sample::Sampling::greedy()).sample(&mut logits, &[]);
+            let id = Sampler::new(&Sampling::greedy()).sample(Scores::All(&mut logits), &[]);
             guide.accept(id).unwrap();
             if tokenizer.ends().contains(&id) {
                 return tokenizer.decode(&ids);

@@ -4,7 +4,7 @@
 //! difference on. What the model was stopped in the middle of stays usable.
 
 use crate::model::{self, Model};
-use crate::sample::{Sampler, Sampling};
+use crate::sample::{Sampler, Sampling, Scores};
 use crate::stream::{Piece, Splitter};
 use crate::tokenizer::{Decoder, Tokenizer};
 use crate::tools;
@@ -149,8 +149,8 @@ trait Forward {
     fn chunk(&self) -> usize;
     fn truncate(&mut self, len: usize);
     fn feed(&mut self, tokens: &[u32]) -> Result<(), model::Error>;
-    /// The logits of the last token.
-    fn logits(&mut self) -> &mut [f32];
+    /// What follows the last token is chosen by these.
+    fn scores(&mut self, few: bool) -> Result<Scores<'_>, model::Error>;
 }
 
 impl Forward for Model {
@@ -164,10 +164,10 @@ impl Forward for Model {
         Model::truncate(self, len)
     }
     fn feed(&mut self, tokens: &[u32]) -> Result<(), model::Error> {
-        Model::feed(self, tokens).map(drop)
+        self.advance(tokens)
     }
-    fn logits(&mut self) -> &mut [f32] {
-        self.row(0)
+    fn scores(&mut self, few: bool) -> Result<Scores<'_>, model::Error> {
+        Model::scores(self, 0, few)
     }
 }
 
@@ -265,7 +265,8 @@ impl<M: Forward> Run<'_, M> {
             if !saying.ids().is_empty() {
                 self.feed(&saying.history[saying.history.len() - 1..])?;
             }
-            let id = saying.choose(self.model.logits());
+            let scores = self.model.scores(saying.few())?;
+            let id = saying.choose(scores);
             if saying.ids().is_empty() {
                 stats.first_token = began.elapsed();
             }
@@ -371,8 +372,13 @@ impl<V: Voice> Saying<V> {
         (self.history.len() > self.context).then_some(Reason::Context)
     }
 
-    pub fn choose(&mut self, logits: &mut [f32]) -> u32 {
-        self.sampler.sample(logits, &self.history)
+    /// Are the scores of few tokens all that the next is chosen by?
+    pub fn few(&self) -> bool {
+        self.sampler.few()
+    }
+
+    pub fn choose(&mut self, scores: Scores) -> u32 {
+        self.sampler.sample(scores, &self.history)
     }
 
     /// Adds a token; what is sure of its text, and why the answer ends with it if it does.
@@ -463,8 +469,8 @@ mod tests {
             self.logits[next.copied().unwrap_or(0) as usize] = 50.0;
             Ok(())
         }
-        fn logits(&mut self) -> &mut [f32] {
-            &mut self.logits
+        fn scores(&mut self, _few: bool) -> Result<Scores<'_>, model::Error> {
+            Ok(Scores::All(&mut self.logits))
         }
     }
 

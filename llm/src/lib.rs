@@ -12,6 +12,7 @@ pub mod engine;
 pub mod ffn;
 pub mod generate;
 pub mod gguf;
+mod logits;
 pub mod model;
 pub mod paged;
 mod planner;

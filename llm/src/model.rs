@@ -8,8 +8,10 @@ use crate::attention::{self, Attention, KV_BLOCK, Reach};
 use crate::block::Block;
 use crate::config::{self, Config};
 use crate::gguf::{self, Gguf, TensorInfo};
+use crate::logits::Logits;
 use crate::paged;
 use crate::planner::{Drafting, Embedding, Head, Modules, Planner};
+use crate::sample::Scores;
 use crate::size::Size;
 use crate::weights::{self, Activations, Inputs, Loader, Numbers, Source};
 use compiler::graph::Graph;
@@ -18,7 +20,7 @@ use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
 use runtime::cache;
 use runtime::check::layout;
-use runtime::device::{self, Device, HostFloats, Prepared};
+use runtime::device::{self, Device, Prepared};
 use runtime::plan::Plan;
 use runtime::schedules::Schedules;
 use runtime::step::{Choose, Launched, Library};
@@ -119,9 +121,7 @@ pub struct Model {
     pub(crate) stream: [Slice; 2],
     /// After the final norm.
     pub(crate) hidden: Slice,
-    pub(crate) logits: Slice,
-    /// What was read of them last.
-    pub(crate) rows_of_logits: HostFloats,
+    pub(crate) logits: Logits,
     scratch: Buffer,
     pub(crate) plans: Plans,
     pub(crate) library: Library,
@@ -235,8 +235,7 @@ impl Model {
             paging: told.paging,
             stream: [room(rows * config.dim)?, room(rows * config.dim)?],
             hidden: room(rows * config.dim)?,
-            logits: room(most as i64 * config.vocab)?,
-            rows_of_logits: device.host(config.vocab as usize)?,
+            logits: Logits::new(device.clone(), most, config.vocab as usize, numbers.spread)?,
             scratch: device.alloc(1)?,
             plans: HashMap::new(),
             library: Library::default(),
@@ -294,29 +293,38 @@ impl Model {
         self.long
     }
 
-    /// Runs tokens at the next positions; the logits of the last one.
-    pub fn feed(&mut self, tokens: &[u32]) -> Result<&mut [f32], Error> {
+    /// Runs tokens at the next positions; the logits of the last one are row 0.
+    pub fn advance(&mut self, tokens: &[u32]) -> Result<(), Error> {
         self.run(tokens, self.long, &mut |model, n, end| {
             if end {
-                model.head(Part::Head, n - 1, 1)?;
+                model.head(Part::Head, 1, n - 1)?;
             }
             Ok(())
-        })?;
-        Ok(self.row(0))
+        })
+    }
+
+    /// The same, and its logits.
+    pub fn feed(&mut self, tokens: &[u32]) -> Result<&mut [f32], Error> {
+        self.advance(tokens)?;
+        self.row(0)
     }
 
     /// The logits that the last call computed, by row.
-    pub fn row(&mut self, i: usize) -> &mut [f32] {
-        let vocab = self.vocab();
-        &mut self.rows_of_logits[i * vocab..(i + 1) * vocab]
+    pub fn row(&mut self, i: usize) -> Result<&mut [f32], Error> {
+        Ok(self.logits.row(i)?)
+    }
+
+    /// What a token is chosen by that follows row `i` of the last call; `few` if the best [`FEW`](crate::sample::FEW) do.
+    pub fn scores(&mut self, i: usize, few: bool) -> Result<Scores<'_>, Error> {
+        Ok(self.logits.scores(i, few)?)
     }
 
     /// Runs tokens at the next positions and gives each one's logits to `row`, in order.
     pub fn feed_all(&mut self, tokens: &[u32], row: &mut dyn FnMut(&[f32])) -> Result<(), Error> {
         self.run(tokens, self.chunk(), &mut |model, n, _| {
-            model.head(Part::Head, 0, n)?;
-            (0..n).for_each(|i| row(model.row(i)));
-            Ok(())
+            model.head(Part::Head, model.rows_for(n), 0)?;
+            model.logits.keep(n, 0)?;
+            (0..n).try_for_each(|i| Ok(row(model.row(i)?)))
         })
     }
 
@@ -330,9 +338,9 @@ impl Model {
         self.run(&tokens[..tokens.len().saturating_sub(1)], self.chunk(), &mut |model, n, _| {
             let at = model.len - start;
             model.step(Part::Draft, &tokens[at + 1..][..n], model.len)?;
-            model.head(Part::DraftHead, 0, n)?;
-            (0..n).for_each(|i| row(model.row(i)));
-            Ok(())
+            model.head(Part::DraftHead, model.rows_for(n), 0)?;
+            model.logits.keep(n, 0)?;
+            (0..n).try_for_each(|i| Ok(row(model.row(i)?)))
         })
     }
 
@@ -376,31 +384,13 @@ impl Model {
         self.launch(part, rows, &[("pos", pos as i64), ("blocks", self.blocks(rows, pos + rows))])
     }
 
-    /// Logits of rows `at..at + n` of the hidden state.
-    pub(crate) fn head(&mut self, part: Part, at: usize, n: usize) -> Result<(), Error> {
-        self.head_of(part, self.rows_for(n), at, n, 0)
-    }
-
-    /// The same by a plan of so many rows; they come behind `before` others.
-    pub(crate) fn head_of(
-        &mut self,
-        part: Part,
-        rows: usize,
-        at: usize,
-        n: usize,
-        before: usize,
-    ) -> Result<(), Error> {
+    /// Logits of the hidden state's rows from `at` on, by a plan of so many rows.
+    pub(crate) fn head(&mut self, part: Part, rows: usize, at: usize) -> Result<(), Error> {
         // A full chunk has no other place than the first row.
         let row = at.min(self.long - rows);
         self.launch(part, rows, &[("row", row as i64)])?;
-        let vocab = self.vocab();
-        if self.rows_of_logits.len() < (before + n) * vocab {
-            let mut more = self.device.host((before + n) * vocab)?;
-            more[..before * vocab].copy_from_slice(&self.rows_of_logits[..before * vocab]);
-            self.rows_of_logits = more;
-        }
-        let to = &mut self.rows_of_logits[before * vocab..][..n * vocab];
-        Ok(device::read_floats(&*self.device, &self.logits, (at - row) * vocab * 4, to)?)
+        self.logits.ran(rows, at - row);
+        Ok(())
     }
 
     /// Blocks that hold so many positions, in a plan of so many tokens of one sequence.

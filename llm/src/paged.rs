@@ -175,8 +175,8 @@ impl Model {
             if !p.wanted {
                 return Ok(None);
             }
-            self.head_of(Part::Head, self.fewest, end - 1, 1, 0)?;
-            Ok(Some(self.row(0).to_vec()))
+            self.head(Part::Head, self.fewest, end - 1)?;
+            Ok(Some(self.row(0)?.to_vec()))
         });
         last.collect()
     }
@@ -191,18 +191,20 @@ impl Model {
     }
 
     /// Runs one token of each of several sequences, or several of one whose positions before are in the cache or here;
-    /// the logits of all of them, row after row.
-    pub fn batch(&mut self, tokens: &[Row]) -> Result<&mut [f32], Error> {
+    /// the logits of each are a row.
+    pub fn batch(&mut self, tokens: &[Row]) -> Result<(), Error> {
         let most = self.together_at_most();
         for (i, part) in tokens.chunks(most).enumerate() {
-            self.together(part, i * most)?;
+            self.together(part)?;
+            if tokens.len() > most {
+                self.logits.keep(part.len(), i * most)?;
+            }
         }
-        let all = tokens.len() * self.vocab();
-        Ok(&mut self.rows_of_logits[..all])
+        Ok(())
     }
 
-    /// One plan over a few tokens, whose logits come behind `before` others.
-    fn together(&mut self, tokens: &[Row], before: usize) -> Result<(), Error> {
+    /// One plan over a few tokens.
+    fn together(&mut self, tokens: &[Row]) -> Result<(), Error> {
         let n = tokens.len();
         let rows = self.batch_rows(n);
         let ids: Vec<u32> = tokens.iter().map(|r| r.token).collect();
@@ -227,7 +229,7 @@ impl Model {
         table.resize(rows * pages, spare);
         self.tell(&ids, [&slots, &positions, &[]], &table)?;
         self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
-        self.head_of(Part::Head, rows, 0, n, before)
+        self.head(Part::Head, rows, 0)
     }
 
     /// The positions of a block where rows are of different sequences, and how many blocks hold so many.

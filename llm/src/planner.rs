@@ -6,6 +6,7 @@
 use crate::attention::{Attention, Place, Reach};
 use crate::block::Block;
 use crate::config::Config;
+use crate::logits::best_parts;
 use crate::model::{Error, Layer, Model};
 use crate::weights::{self, Inputs, Matrix, Numbers, Source};
 use compiler::dtype::DType;
@@ -161,7 +162,23 @@ impl<'m> Planner<'m> {
         let mut memory = self.weights(&i.sources());
         memory.extend(self.weights(&own.sources()));
         memory.insert(slot(h), model.hidden.clone());
-        self.module(&g, &[y], memory, &model.logits)
+        self.module(&g, &[y], memory, model.logits.place())?;
+        match model.logits.best_place(rows as usize)? {
+            Some(to) if !draft => self.best(rows, to),
+            _ => Ok(()),
+        }
+    }
+
+    /// The best parts of rows of logits.
+    fn best(&mut self, rows: i64, to: [Slice; 3]) -> Result<(), Error> {
+        let g = Graph::new();
+        let x = g.input("logits", DType::F32, [rows, self.model.config.vocab]);
+        let outputs = best_parts(x);
+        let module = Module::new(&*self.model.device, &g, &outputs, self.library, self.choose)?;
+        let mut memory: HashMap<u32, Slice> = module.outputs().iter().map(|o| o.0).zip(to).collect();
+        memory.insert(slot(x), self.model.logits.place().clone());
+        self.modules.push((Arc::new(module), memory));
+        Ok(())
     }
 }
 

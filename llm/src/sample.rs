@@ -88,9 +88,20 @@ pub struct Sampler {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Candidate {
-    id: u32,
-    logit: f32,
+pub struct Candidate {
+    pub id: u32,
+    pub logit: f32,
+}
+
+/// A choice among fewer tokens than this is one among few.
+pub const FEW: usize = 64;
+
+/// What a token is chosen by.
+pub enum Scores<'a> {
+    /// Every token's logit.
+    All(&'a mut [f32]),
+    /// By rising id tokens among which the best [`FEW`] are.
+    Best(Vec<Candidate>),
 }
 
 impl Sampler {
@@ -98,16 +109,41 @@ impl Sampler {
         Sampler { how: how.clone(), rng: Rng::new(how.seed), kept: vec![], recent: vec![] }
     }
 
-    /// One token. `logits` are changed by the bias and the penalties; those that are no numbers count as impossible. If
+    /// Are the best [`FEW`] tokens all that it looks at?
+    pub fn few(&self) -> bool {
+        let k = if self.how.temperature > 0.0 { self.how.top_k } else { 1 };
+        (1..FEW).contains(&k) && self.how.logit_bias.is_empty() && !self.penalises()
+    }
+
+    /// One token. Logits are changed by the bias and the penalties; those that are no numbers count as impossible. If
     /// nothing is possible, the answer is token 0.
-    pub fn sample(&mut self, logits: &mut [f32], history: &[u32]) -> u32 {
-        self.adjust(logits, history);
-        if self.how.temperature > 0.0 {
-            self.filter(logits);
-            self.draw()
-        } else {
-            greedy(logits)
+    pub fn sample(&mut self, scores: Scores, history: &[u32]) -> u32 {
+        let draws = self.how.temperature > 0.0;
+        match scores {
+            Scores::All(logits) => {
+                self.adjust(logits, history);
+                if !draws {
+                    return greedy(logits);
+                }
+                self.filter(logits);
+            }
+            Scores::Best(best) => {
+                let possible = best.into_iter().map(|c| Candidate { logit: finite_or_impossible(c.logit), ..c });
+                self.kept.clear();
+                self.kept.extend(possible.filter(|c| c.logit > f32::NEG_INFINITY));
+                if !draws {
+                    return self.kept.iter().min_by(|a, b| order(a, b)).map_or(0, |c| c.id);
+                }
+                let sorted = cut(&mut self.kept, self.how.top_k);
+                self.narrow(sorted);
+            }
         }
+        self.draw()
+    }
+
+    fn penalises(&self) -> bool {
+        let how = &self.how;
+        how.repeat_penalty != 1.0 || how.presence_penalty != 0.0 || how.frequency_penalty != 0.0
     }
 
     /// Bias and penalties; afterwards every logit is finite or minus infinity.
@@ -120,11 +156,11 @@ impl Sampler {
                 *logit = finite_or_impossible(*logit + bias);
             }
         }
-        let (repeat, presence, frequency) =
-            (self.how.repeat_penalty, self.how.presence_penalty, self.how.frequency_penalty);
-        if repeat == 1.0 && presence == 0.0 && frequency == 0.0 {
+        if !self.penalises() {
             return;
         }
+        let (repeat, presence, frequency) =
+            (self.how.repeat_penalty, self.how.presence_penalty, self.how.frequency_penalty);
         self.recent.clear();
         self.recent.extend_from_slice(&history[history.len().saturating_sub(self.how.repeat_last_n)..]);
         self.recent.sort_unstable();
@@ -138,9 +174,14 @@ impl Sampler {
 
     /// Top-k, top-p, min-p. What is kept is in the order of ids, or sorted where sorting was needed to choose.
     fn filter(&mut self, logits: &[f32]) {
-        let kept = &mut self.kept;
         let k = if self.how.top_k > 0 { self.how.top_k } else { logits.len() };
-        let mut sorted = best(logits, k, kept);
+        let sorted = best(logits, k, &mut self.kept);
+        self.narrow(sorted);
+    }
+
+    /// Top-p and min-p among what is kept, of which so many are in order.
+    fn narrow(&mut self, mut sorted: usize) {
+        let kept = &mut self.kept;
         let max = kept.iter().fold(f32::NEG_INFINITY, |m, c| m.max(c.logit)) as f64;
         if self.how.top_p < 1.0 {
             let wanted = self.how.top_p as f64 * kept.iter().map(|c| exp(c.logit as f64 - max)).sum::<f64>();
@@ -216,11 +257,16 @@ fn best(logits: &[f32], k: usize, out: &mut Vec<Candidate>) -> usize {
             take(i * width, part, least);
         }
     }
-    if out.len() <= k {
+    cut(out, k)
+}
+
+/// Leaves the best `k`; says how many are in order, which is all or none.
+fn cut(of: &mut Vec<Candidate>, k: usize) -> usize {
+    if of.len() <= k {
         return 0;
     }
-    sort_first(out, k);
-    out.truncate(k);
+    sort_first(of, k);
+    of.truncate(k);
     k
 }
 
@@ -370,8 +416,8 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals() {
         let mut sampler = Sampler::new(&Sampling::greedy());
-        assert_eq!(sampler.sample(&mut [0.0, 3.0, -1.0, 3.0], &[]), 1);
-        assert_eq!(sampler.sample(&mut [-5.0, -5.0], &[]), 0);
+        assert_eq!(sampler.sample(Scores::All(&mut [0.0, 3.0, -1.0, 3.0]), &[]), 1);
+        assert_eq!(sampler.sample(Scores::All(&mut [-5.0, -5.0]), &[]), 0);
     }
 
     #[test]
@@ -439,7 +485,7 @@ mod tests {
             let n = 20_000;
             let mut hits = [0usize; 12];
             for _ in 0..n {
-                hits[sampler.sample(&mut logits.clone(), &[]) as usize] += 1;
+                hits[sampler.sample(Scores::All(&mut logits.clone()), &[]) as usize] += 1;
             }
             let scaled: Vec<f32> = logits.iter().map(|l| l / temperature).collect();
             let chi: f64 = ranked(&scaled)
@@ -454,12 +500,12 @@ mod tests {
     fn same_seed_same_tokens() {
         let run = |seed| -> Vec<u32> {
             let mut sampler = Sampler::new(&Sampling { seed, ..Sampling::default() });
-            (0..8).map(|i| sampler.sample(&mut random_logits(500, i), &[])).collect()
+            (0..8).map(|i| sampler.sample(Scores::All(&mut random_logits(500, i)), &[])).collect()
         };
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
         let mut sampler = Sampler::new(&Sampling { seed: 1, ..plain() });
-        let drawn: Vec<u32> = (0..10).map(|_| sampler.sample(&mut [0.0; 100], &[])).collect();
+        let drawn: Vec<u32> = (0..10).map(|_| sampler.sample(Scores::All(&mut [0.0; 100]), &[])).collect();
         assert_eq!(drawn, [56, 74, 97, 44, 44, 76, 87, 52, 28, 79], "the same on every machine");
     }
 
@@ -492,10 +538,10 @@ mod tests {
             [Sampling::default(), plain(), Sampling::greedy(), Sampling { temperature: nan, ..plain() }]
         {
             let mut sampler = Sampler::new(&how);
-            assert_eq!(sampler.sample(&mut [nan, -inf, 1.0, nan], &[]), 2);
-            assert_eq!(sampler.sample(&mut [0.0, inf, 1.0, nan], &[]), 1);
-            assert_eq!(sampler.sample(&mut [nan, -inf], &[]), 0);
-            assert_eq!(sampler.sample(&mut [], &[3]), 0);
+            assert_eq!(sampler.sample(Scores::All(&mut [nan, -inf, 1.0, nan]), &[]), 2);
+            assert_eq!(sampler.sample(Scores::All(&mut [0.0, inf, 1.0, nan]), &[]), 1);
+            assert_eq!(sampler.sample(Scores::All(&mut [nan, -inf]), &[]), 0);
+            assert_eq!(sampler.sample(Scores::All(&mut []), &[3]), 0);
         }
         let hostile = Sampling {
             temperature: inf,
@@ -507,7 +553,7 @@ mod tests {
             logit_bias: vec![(0, nan), (1, inf)],
             ..plain()
         };
-        assert!(Sampler::new(&hostile).sample(&mut [1.0, 2.0, 3.0], &[0, 1, 2]) < 3);
+        assert!(Sampler::new(&hostile).sample(Scores::All(&mut [1.0, 2.0, 3.0]), &[0, 1, 2]) < 3);
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl Ours {
                     return Ok(false);
                 }
                 let tokens = self.tokens(FILL.min(test.depth - self.model.len()));
-                self.model.feed(&tokens)?;
+                self.model.advance(&tokens)?;
             }
         }
         let once = match test.kind {
@@ -114,21 +114,29 @@ impl Ours {
         self.model.truncate(test.depth);
         let began = Instant::now();
         match test.kind {
-            Kind::Prompt => drop(self.model.feed(&tokens)?),
+            Kind::Prompt => self.advance(&tokens)?,
             Kind::Decode if test.sequences > 1 => {
                 for (i, step) in tokens.chunks(test.sequences).enumerate() {
                     let (each, pos) = (step.iter().zip(&self.tables), test.depth + i);
                     let rows: Vec<Row> = each.map(|(&token, table)| Row { token, pos, table }).collect();
                     self.model.batch(&rows)?;
+                    (0..rows.len()).try_for_each(|i| self.model.scores(i, true).map(drop))?;
                 }
             }
             Kind::Decode => {
                 for token in tokens.chunks(1) {
-                    self.model.feed(token)?;
+                    self.advance(token)?;
                 }
             }
         }
         Ok(began.elapsed())
+    }
+
+    /// Tokens of one sequence, to what a next one is chosen by.
+    fn advance(&mut self, tokens: &[u32]) -> Result<()> {
+        self.model.advance(tokens)?;
+        self.model.scores(0, true)?;
+        Ok(())
     }
 
     fn tokens(&mut self, n: usize) -> Vec<u32> {

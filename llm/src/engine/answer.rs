@@ -5,7 +5,7 @@
 
 use super::{Constraint, Event, Job, Logprobs};
 use crate::generate::{Reason, Saying, Stats, Voice};
-use crate::sample::log_probabilities;
+use crate::sample::{Scores, log_probabilities};
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -95,8 +95,13 @@ impl<V: Voice> Sequence<V> {
         }
     }
 
-    /// Chooses the next token by the logits of the last position.
-    pub fn next(&mut self, logits: &mut [f32]) -> Option<End> {
+    /// Are the scores of few tokens all that the next is chosen by?
+    pub fn few(&self) -> bool {
+        self.logprobs.is_none() && self.constraint.is_none() && self.saying.few()
+    }
+
+    /// Chooses the next token by the scores of the last position.
+    pub fn next(&mut self, mut scores: Scores) -> Option<End> {
         let first = self.saying.ids().is_empty();
         if first && let Some(started) = self.started {
             self.stats.prompt_time = started.elapsed();
@@ -104,11 +109,14 @@ impl<V: Voice> Sequence<V> {
         if let Some(full) = self.saying.full() {
             return Some(End::Because(full));
         }
-        let raw = self.logprobs.map(|n| (n, logits.to_vec()));
-        let id = match self.constraint.as_mut().map_or(Ok(()), |c| c.mask(logits)) {
-            Ok(()) => self.saying.choose(logits),
-            Err(why) => return Some(End::Error(why)),
-        };
+        let mut raw = None;
+        if let Scores::All(logits) = &mut scores {
+            raw = self.logprobs.map(|n| (n, logits.to_vec()));
+            if let Some(Err(why)) = self.constraint.as_mut().map(|c| c.mask(logits)) {
+                return Some(End::Error(why));
+            }
+        }
+        let id = self.saying.choose(scores);
         let logprobs = raw.map(|(n, raw)| {
             let (chosen, top) = log_probabilities(&raw, id, n);
             Logprobs { chosen, top }

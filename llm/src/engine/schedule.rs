@@ -10,6 +10,7 @@ use super::{Metrics, Shared};
 use crate::generate::{Reason, Voice};
 use crate::model::{self, Model};
 use crate::paged::{PAGE, Row, Stretch};
+use crate::sample::Scores;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -25,8 +26,8 @@ pub trait Steps {
     /// The logits of each piece's last token, where they are wanted.
     fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, model::Error>;
     fn batch(&mut self, rows: &[Row]) -> Result<(), model::Error>;
-    /// The logits of a row of the last batch.
-    fn row(&mut self, i: usize) -> &mut [f32];
+    /// What follows a row of the last batch is chosen by these.
+    fn scores(&mut self, i: usize, few: bool) -> Result<Scores<'_>, model::Error>;
     /// Does something ahead of time for so many sequences; false if nothing is left to do.
     fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error>;
 }
@@ -48,10 +49,10 @@ impl Steps for Model {
         Model::prompts(self, pieces)
     }
     fn batch(&mut self, rows: &[Row]) -> Result<(), model::Error> {
-        Model::batch(self, rows).map(drop)
+        Model::batch(self, rows)
     }
-    fn row(&mut self, i: usize) -> &mut [f32] {
-        Model::row(self, i)
+    fn scores(&mut self, i: usize, few: bool) -> Result<Scores<'_>, model::Error> {
+        Model::scores(self, i, few)
     }
     fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error> {
         Model::prepare(self, sequences)
@@ -212,11 +213,14 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
         for (i, n, last) in takes {
             self.ran(i, n);
             let s = &mut self.running[i];
-            if s.computed == s.saying.history.len()
-                && let Some(end) = s.next(self.model.row(last))
-            {
-                ends.push((i, end));
+            if s.computed < s.saying.history.len() {
+                continue;
             }
+            let end = match self.model.scores(last, s.few()) {
+                Ok(scores) => s.next(scores),
+                Err(e) => Some(End::Error(e.to_string())),
+            };
+            ends.extend(end.map(|end| (i, end)));
         }
         self.finish_all(ends, shared);
     }
@@ -259,7 +263,7 @@ impl<M: Steps, V: Voice> Scheduler<M, V> {
             Ok(logits) => {
                 for ((i, n), row) in takes.into_iter().zip(logits) {
                     self.ran(i, n);
-                    if let Some(end) = row.and_then(|mut row| self.running[i].next(&mut row)) {
+                    if let Some(end) = row.and_then(|mut row| self.running[i].next(Scores::All(&mut row))) {
                         ends.push((i, end));
                     }
                 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::generate::{Request, Voice};
 use crate::model;
 use crate::paged::{Row, Stretch};
-use crate::sample::Sampling;
+use crate::sample::{Sampling, Scores};
 use compiler::rng::Rng;
 
 /// Remembers what each row of its cache was computed from: the next token depends on all tokens before, so that a wrong page
@@ -89,8 +89,8 @@ impl Steps for Fake {
         self.logits = rows.iter().map(|r| self.one(r.token, r.pos, r.table, 2)).collect();
         Ok(())
     }
-    fn row(&mut self, i: usize) -> &mut [f32] {
-        &mut self.logits[i]
+    fn scores(&mut self, i: usize, _few: bool) -> Result<Scores<'_>, model::Error> {
+        Ok(Scores::All(&mut self.logits[i]))
     }
     fn prepare(&mut self, _: usize) -> Result<bool, model::Error> {
         Ok(false)

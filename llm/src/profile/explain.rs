@@ -111,6 +111,7 @@ const fn made(what: &'static str, component: Component, source: &'static str) ->
 }
 const STREAM: Made = made("residual stream", Component::SmallOps, "block.rs Block::of");
 const HIDDEN: Made = made("hidden state", Component::Head, parts::HEAD);
+const BEST: Made = made("best tokens", Component::Head, parts::BEST);
 /// Weights as numbers, for products over the cache.
 const UNPACKED: &str = "unpacked weights";
 const SCORES: &str = "scores";
@@ -202,6 +203,10 @@ impl<'a, 't> View<'a, 't> {
                 ("hidden", _) => {
                     inputs.push((0, HIDDEN));
                     part_of(setting.rows, setting.chunk)
+                }
+                ("logits", _) => {
+                    inputs.push((b.bytes, BEST));
+                    b.bytes as f64
                 }
                 (_, Some(t)) => {
                     let bytes = view.weight_bytes(b, t, looks_up);
@@ -382,6 +387,9 @@ impl<'a, 't> View<'a, 't> {
             } else if from.component == Component::Router {
                 words.push("choice of experts".into());
                 from
+            } else if from.what == BEST.what {
+                words.push("search for the best tokens".into());
+                from
             } else {
                 words.push(format!("combination of {}", of()));
                 from
@@ -489,6 +497,20 @@ mod tests {
         assert_eq!(e.words, "experts: down, weighted sum; shared expert: down");
         assert_eq!(e.shape, "4 of 64 Q4_1 2048×1536 + Q6_K 2048×1536");
         assert_eq!(e.sources, ["ffn.rs Experts::of", "ffn.rs Gated::of"]);
+    }
+
+    #[test]
+    fn the_best_tokens_are_known_by_the_logits() {
+        let chain = [
+            call("", &[("output.weight.q6", 900), ("hidden", 80)], &[("out0", 1024)]),
+            call("", &[("logits", 1024)], &[("t1", 8)]),
+            call("", &[("t1", 8)], &[("t2", 8)]),
+            call("", &[("logits", 1024), ("t2", 8)], &[("out1", 512)]),
+        ];
+        for e in &explained(&chain, SETTING)[1..] {
+            assert_eq!(e.words, "search for the best tokens");
+            assert_eq!((&e.components[..], &e.sources[..]), (&[(Component::Head, 1.0)][..], &[parts::BEST][..]));
+        }
     }
 
     #[test]

@@ -179,7 +179,7 @@ impl Again {
         model.truncate(0);
         match &tables {
             Some(tables) => tables.iter().try_for_each(|t| model.fill(&ids[..depth], t))?,
-            None => drop(model.feed(&ids[..depth])?),
+            None => model.advance(&ids[..depth])?,
         }
         Ok(Again { ids: ids.split_off(depth), depth, tables })
     }
@@ -194,8 +194,9 @@ impl Again {
                     each.map(|(&token, table)| Row { token, pos: self.depth, table }).collect();
                 model.batch(&rows)?;
             }
-            None => drop(model.feed(&self.ids)?),
+            None => model.advance(&self.ids)?,
         }
+        model.scores(0, true)?;
         let seconds = start.elapsed().as_secs_f64();
         model.truncate(self.depth);
         Ok(seconds)
