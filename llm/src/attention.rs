@@ -22,7 +22,7 @@ pub const KV_BLOCK: i64 = 32;
 const PIECE: i64 = 64;
 
 /// Where there may be more positions, a matrix unit has twice as many a piece: fewer pieces are added up at the end.
-const DEEP: i64 = 8192;
+pub const DEEP: i64 = 8192;
 
 /// The same where a matrix unit takes four blocks at once.
 const LONG_BLOCK: i64 = 128;
@@ -62,10 +62,10 @@ pub enum Reach {
     Apart,
 }
 
-/// Positions of each block of so many tokens, in a cache of such a capacity.
-pub fn block(tokens: i64, numbers: Numbers, reach: Reach, capacity: i64) -> i64 {
+/// Positions of each block of so many tokens, in a plan for so many positions.
+pub fn block(tokens: i64, numbers: Numbers, reach: Reach, positions: i64) -> i64 {
     match numbers.halves(tokens) {
-        _ if in_pieces(tokens, numbers, reach) && by_warps(numbers) && capacity > DEEP => 2 * PIECE,
+        _ if in_pieces(tokens, numbers, reach) && by_warps(numbers) && positions > DEEP => 2 * PIECE,
         _ if in_pieces(tokens, numbers, reach) => PIECE,
         Some(unit) if reach == Reach::Whole && (unit == Unit::Warp || tokens >= LONG_BLOCK) => LONG_BLOCK,
         _ => KV_BLOCK,
@@ -115,17 +115,18 @@ pub struct Place<'g> {
 }
 
 impl<'g> Place<'g> {
+    /// Of so many tokens in a cache of such a capacity, of which so many positions may be filled after them.
     pub fn new(
         g: &'g Graph,
         c: &Config,
         tokens: i64,
-        capacity: i64,
+        (capacity, positions): (i64, i64),
         numbers: Numbers,
         reach: Reach,
     ) -> Place<'g> {
         let table = |name| g.input(name, DType::F32, [capacity, c.rotary.dims / 2]);
-        let block = block(tokens, numbers, reach, capacity);
-        let blocks = g.symbol("blocks", (1, capacity / block));
+        let block = block(tokens, numbers, reach, positions);
+        let blocks = g.symbol("blocks", (1, positions / block));
         let pages = blocks * (block / KV_BLOCK);
         let paging = (reach != Reach::Whole).then(|| Paging {
             slots: g.input("slots", DType::I32, [tokens]),
@@ -141,7 +142,7 @@ impl<'g> Place<'g> {
             halves: numbers.halves(tokens).filter(|_| !in_pieces(tokens, numbers, reach)),
             in_pieces: in_pieces(tokens, numbers, reach),
             by_warps: by_warps(numbers),
-            pos: g.symbol("pos", (0, capacity - tokens)),
+            pos: g.symbol("pos", (0, positions - tokens)),
             blocks,
             block,
             cos: table("cos"),

@@ -167,8 +167,8 @@ impl Logits {
 mod tests {
     use super::*;
     use crate::sample::{Sampler, Sampling};
-    use compiler::codegen::ptx::Ptx;
     use compiler::codegen::Target;
+    use compiler::codegen::ptx::Ptx;
     use compiler::dtype::DType;
     use compiler::graph::Graph;
     use compiler::rng::Rng;

@@ -4,7 +4,7 @@
 //! needed; layers whose tensors have the same types and shapes share its kernels. A chunk shorter than its plan is
 //! filled up with tokens whose rows of the cache are written again before anything looks at them.
 
-use crate::attention::{self, Attention, KV_BLOCK, Reach};
+use crate::attention::{self, Attention, DEEP, KV_BLOCK, Reach};
 use crate::block::Block;
 use crate::config::{self, Config};
 use crate::gguf::{self, Gguf, TensorInfo};
@@ -139,6 +139,8 @@ pub(crate) type Piece = (Part, usize, Vec<(&'static str, i64)>);
 pub(crate) enum Part {
     /// Token ids through all layers and the final norm.
     Trunk,
+    /// The same of one token that sees few positions.
+    Near,
     /// The next tokens and the trunk's hidden rows through the drafting layer, to its norm.
     Draft,
     /// Hidden rows to logits.
@@ -381,7 +383,27 @@ impl Model {
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         self.device.write(&self.ids, 0, &bytes)?;
         let rows = self.rows_for(tokens.len());
-        self.launch(part, rows, &[("pos", pos as i64), ("blocks", self.blocks(rows, pos + rows))])
+        let part = if part == Part::Trunk { self.trunk(rows, pos + rows) } else { part };
+        self.launch(part, rows, &[("pos", pos as i64), ("blocks", self.blocks(part, rows, pos + rows))])
+    }
+
+    /// The part that runs so many tokens, the last of which sees so many positions.
+    fn trunk(&self, rows: usize, positions: usize) -> Part {
+        let block = |part| self.block(part, rows);
+        let near = rows == 1 && positions as i64 <= DEEP.min(self.capacity);
+        if near && block(Part::Near) != block(Part::Trunk) { Part::Near } else { Part::Trunk }
+    }
+
+    /// Positions that a part's tokens may see.
+    fn positions(&self, part: Part) -> i64 {
+        if part == Part::Near { DEEP } else { self.capacity }
+    }
+
+    /// Positions of a block, in a plan of so many tokens.
+    pub(crate) fn block(&self, part: Part, rows: usize) -> usize {
+        let reach = if part == Part::Batch { Reach::Apart } else { Reach::Whole };
+        let positions = self.positions(part);
+        attention::block(rows as i64, self.numbers, reach, positions) as usize
     }
 
     /// Logits of the hidden state's rows from `at` on, by a plan of so many rows.
@@ -393,10 +415,9 @@ impl Model {
         Ok(())
     }
 
-    /// Blocks that hold so many positions, in a plan of so many tokens of one sequence.
-    fn blocks(&self, rows: usize, positions: usize) -> i64 {
-        let block = attention::block(rows as i64, self.numbers, Reach::Whole, self.capacity);
-        positions.div_ceil(block as usize) as i64
+    /// Blocks that hold so many positions.
+    fn blocks(&self, part: Part, rows: usize, positions: usize) -> i64 {
+        positions.div_ceil(self.block(part, rows)) as i64
     }
 
     /// The smallest plan for `n` tokens.
@@ -429,10 +450,11 @@ impl Model {
     /// What [`Model::feed`] runs for so many tokens at the next positions, one chunk: each plan's part, rows and symbols.
     pub(crate) fn pieces(&self, tokens: usize) -> [Piece; 2] {
         let rows = self.rows_for(tokens);
-        let blocks = self.blocks(rows, self.len + rows);
+        let part = self.trunk(rows, self.len + rows);
+        let blocks = self.blocks(part, rows, self.len + rows);
         let row = (tokens - 1).min(self.chunk() - 1);
         [
-            (Part::Trunk, rows, vec![("pos", self.len as i64), ("blocks", blocks)]),
+            (part, rows, vec![("pos", self.len as i64), ("blocks", blocks)]),
             (Part::Head, 1, vec![("row", row as i64)]),
         ]
     }
@@ -455,7 +477,7 @@ impl Model {
     pub fn launches(&mut self, tokens: usize) -> Result<Vec<(Launched, usize)>, Error> {
         let rows = self.rows_for(tokens) as i64;
         let mut out: Vec<(Launched, usize)> = vec![];
-        for part in [Part::Trunk, Part::Head] {
+        for part in [self.trunk(rows as usize, rows as usize), Part::Head] {
             let modules = self.modules(part, rows)?;
             for launched in modules.iter().flat_map(|(m, _)| m.launches()) {
                 match out.iter_mut().find(|(l, _)| l.program.is(&launched.program)) {
@@ -485,14 +507,15 @@ impl Model {
         let reach = match part {
             // A batch's head is computed as that of a single token.
             Part::Head if rows as usize <= self.together_at_most() => Reach::Apart,
-            Part::Trunk | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
+            Part::Trunk | Part::Near | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
             Part::Paged => Reach::Paged,
             Part::Batch => Reach::Apart,
         };
         let numbers = if reach == Reach::Apart { self.numbers.of_batch(rows) } else { self.numbers };
-        let mut p = Planner { model: self, library, choose, modules: vec![], reach, numbers };
+        let positions = self.positions(part);
+        let mut p = Planner { model: self, library, choose, modules: vec![], reach, positions, numbers };
         match part {
-            Part::Trunk | Part::Paged | Part::Batch => p.trunk(rows)?,
+            Part::Trunk | Part::Near | Part::Paged | Part::Batch => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,
             Part::Head => p.head(rows, false)?,
             Part::DraftHead => p.head(rows, true)?,

@@ -4,7 +4,7 @@
 //! unused rows of a plan write. On a CPU a token's row is computed bit by bit alike in every batch, whatever runs beside it; on
 //! a GPU sums of more rows have another order, and from 16 rows on weights are worth unpacking for its matrix unit.
 
-use crate::attention::{self, KV_BLOCK, Reach};
+use crate::attention::KV_BLOCK;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::{Error, Model, Part, Piece, caches, most_rows};
 use compiler::quant::Layout;
@@ -234,7 +234,7 @@ impl Model {
 
     /// The positions of a block where rows are of different sequences, and how many blocks hold so many.
     fn blocks_apart(&self, rows: usize, positions: usize) -> (usize, usize) {
-        let block = attention::block(rows as i64, self.numbers, Reach::Apart, self.capacity) as usize;
+        let block = self.block(Part::Batch, rows);
         (block, positions.div_ceil(block))
     }
 

@@ -28,6 +28,8 @@ pub struct Planner<'m> {
     pub choose: &'m mut dyn Choose,
     pub modules: Modules,
     pub reach: Reach,
+    /// Positions that a token may see.
+    pub positions: i64,
     pub numbers: Numbers,
 }
 
@@ -92,7 +94,8 @@ impl<'m> Planner<'m> {
         } else {
             let (g, c) = (Graph::new(), &model.config);
             let i = self.inputs(&g, &format!("blk.{}.", layer.index));
-            let place = Place::new(&g, c, rows, model.capacity, self.numbers, self.reach);
+            let size = (model.capacity, self.positions);
+            let place = Place::new(&g, c, rows, size, self.numbers, self.reach);
             let x = self.stream(&g, "x", rows);
             let caches: Vec<Tensor> = Attention::cache_rows(c)
                 .iter()

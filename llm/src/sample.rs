@@ -128,7 +128,8 @@ impl Sampler {
                 self.filter(logits);
             }
             Scores::Best(best) => {
-                let possible = best.into_iter().map(|c| Candidate { logit: finite_or_impossible(c.logit), ..c });
+                let possible =
+                    best.into_iter().map(|c| Candidate { logit: finite_or_impossible(c.logit), ..c });
                 self.kept.clear();
                 self.kept.extend(possible.filter(|c| c.logit > f32::NEG_INFINITY));
                 if !draws {

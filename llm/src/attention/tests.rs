@@ -34,7 +34,7 @@ fn build<'g>(
 ) -> ([Tensor<'g>; 2], Env) {
     let c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
     let (t, mut rng, mut env) = (positions.len() as i64, Rng::new(7), Env::default());
-    let at = Place::new(g, &c, t, ROWS, numbers, reach);
+    let at = Place::new(g, &c, t, (ROWS, ROWS), numbers, reach);
     let mut input = |name: &str, dims: &[i64], like: DType| {
         let x = g.input(name, like, dims.to_vec());
         let bytes = fill(like, dims.iter().product::<i64>() as usize, Fill::Normal(1.0), &mut rng);
@@ -115,7 +115,7 @@ fn parts_of_a_prompt_say_what_the_whole_says() {
         Numbers { activations: Activations::Int8, unit: Some(Unit::Warp), spread: true, several: false };
     let (g, mut rng, mut env) = (Graph::new(), Rng::new(7), Env::default());
     let (t, rows, width) = (1024, 1280, 16);
-    let at = Place::new(&g, &c, t, rows, numbers, Reach::Whole);
+    let at = Place::new(&g, &c, t, (rows, rows), numbers, Reach::Whole);
     let mut input = |name: &str, n: i64, like: DType| {
         let x = g.input(name, like, [n, 1, width]);
         env.set(x, fill(like, (n * width) as usize, Fill::Normal(1.0), &mut rng));

@@ -509,7 +509,10 @@ mod tests {
         ];
         for e in &explained(&chain, SETTING)[1..] {
             assert_eq!(e.words, "search for the best tokens");
-            assert_eq!((&e.components[..], &e.sources[..]), (&[(Component::Head, 1.0)][..], &[parts::BEST][..]));
+            assert_eq!(
+                (&e.components[..], &e.sources[..]),
+                (&[(Component::Head, 1.0)][..], &[parts::BEST][..])
+            );
         }
     }
 

@@ -10,7 +10,6 @@ pub mod parts;
 pub use explain::{Call, Explained, Setting, Touched, explain};
 pub use parts::Component;
 
-use crate::attention::{self, Reach};
 use crate::model::{Error, Model, Part, Piece};
 use crate::paged::Row;
 use compiler::dtype::Scalar;
@@ -268,9 +267,11 @@ impl Model {
         let mut known: HashMap<usize, Vec<Explained>> = HashMap::new();
         for (n, (module, _)) in modules.iter().enumerate() {
             let place = match part {
-                Part::Trunk | Part::Batch if n == 0 => Place::Embedding,
-                Part::Trunk | Part::Batch if n == last => Place::FinalNorm,
-                Part::Trunk | Part::Batch => Place::Layer { index: n - 1, kind: self.layers[n - 1].kind },
+                Part::Trunk | Part::Near | Part::Batch if n == 0 => Place::Embedding,
+                Part::Trunk | Part::Near | Part::Batch if n == last => Place::FinalNorm,
+                Part::Trunk | Part::Near | Part::Batch => {
+                    Place::Layer { index: n - 1, kind: self.layers[n - 1].kind }
+                }
                 _ => Place::Head,
             };
             let prefix = match place {
@@ -292,12 +293,11 @@ impl Model {
     }
 
     fn setting(&self, part: Part, rows: usize, symbols: &[(&str, i64)]) -> Setting {
-        let reach = if part == Part::Batch { Reach::Apart } else { Reach::Whole };
         let blocks = symbols.iter().find(|s| s.0 == "blocks").map_or(0, |s| s.1);
         let moe = self.config.moe.map(|m| (m.router.k as u64, m.experts as u64));
         Setting {
             rows: rows as u64,
-            positions: (blocks * attention::block(rows as i64, self.numbers, reach, self.capacity)) as u64,
+            positions: blocks as u64 * self.block(part, rows) as u64,
             capacity: self.capacity as u64,
             chunk: self.chunk() as u64,
             experts: moe.unwrap_or((0, 1)),

@@ -145,7 +145,8 @@ mod tests {
 
     #[test]
     fn sources_are_functions_of_this_crate() {
-        let all = PARTS.iter().map(|p| p.source).chain([EMBEDDING, HEAD, BEST, ATTEND, CACHE, ROTATION, INT8]);
+        let all =
+            PARTS.iter().map(|p| p.source).chain([EMBEDDING, HEAD, BEST, ATTEND, CACHE, ROTATION, INT8]);
         for source in all {
             let (file, function) = source.split_once(' ').unwrap();
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);

@@ -177,6 +177,21 @@ fn a_prompt_as_a_gpu_says_what_its_halves_say() {
     assert!(d.max <= 0.4 && d.mean <= 0.06 && d.kl <= 0.01 && d.cosine >= 0.998, "{d:?}");
 }
 
+/// In room for many positions the first have a plan of their own on a GPU: that of a short context.
+#[test]
+fn an_answer_as_a_gpu_begins_alike_in_a_long_context() {
+    let e = Expected::of("tiny_quant/q_glm4_moe_lite");
+    let [short, long] = [64, 9000].map(|context| {
+        let file = packed_model("tiny_quant/q_glm4_moe_lite/q_glm4_moe_lite.q4_k_m.gguf");
+        let device = Arc::new(InterpDevice::like(Ptx::new(80).caps()));
+        let mut m = load(device, file, context, Activations::Int8);
+        let tokens = e.tokens("seq0").into_iter().take(3);
+        tokens.flat_map(|t| m.feed(&[t]).unwrap().to_vec()).collect::<Vec<_>>()
+    });
+    let d = distance(&long, &short, e.vocab);
+    assert!(d.max <= 0.4 && d.mean <= 0.06 && d.kl <= 0.01 && d.cosine >= 0.998, "{d:?}");
+}
+
 #[test]
 fn quantised_models_with_exact_and_with_byte_activations() {
     for device in devices() {

@@ -57,7 +57,8 @@ impl<'g> Proposal<'g, '_> {
             self.put(Action::Unroll, *k, 0);
         }
         self.unroll_small(stage, 2);
-        let block = self.block();
+        let products = self.s.warps.iter().map(|w| self.s.threads(w.stage)).max();
+        let block = self.block().max(products.unwrap_or(0));
         let sums = self.sums(stage);
         if sums.is_empty() {
             self.side_by_side(stage, block);
@@ -147,11 +148,16 @@ impl<'g> Proposal<'g, '_> {
             if n > 1 && self.put(Action::Local, i, n as usize) {
                 warps /= n;
             }
+            // Without rounds all that is read is on its way at once.
+            let rounds = work(self.s.axes[i].range);
+            if !single && rounds > 1 && 2 * tiles * rounds <= WARP_TILES {
+                self.put(Action::Upcast, i, rounds as usize);
+            }
         }
         let sums = products(self.s.kernel.stages[stage].store, side).expect("splitting keeps products");
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| sums[0].over.contains(&a.range));
         if let Some((i, a)) = rounds.filter(|_| !single) {
-            self.put(Action::Unroll, i, a.extent().map_or(1, |e| divisor(e, TILE)) as usize);
+            self.put(Action::Unroll, i, a.extent().map_or(1, |e| divisor(e, ROUNDS)) as usize);
         }
         true
     }
@@ -429,7 +435,9 @@ impl<'g> Proposal<'g, '_> {
         let all: i64 = outs.iter().map(|(_, a)| work(a.range)).product();
         let single = self.s.kernel.stages.len() == 1;
         let held = self.caps.vector_bytes as i64 / store.dtype().bytes() as i64;
-        let most = if single { held } else { held.min(all / block) };
+        // Among stages so many that threads have no second round.
+        let round = (all + block - 1) / block;
+        let most = if single { held } else { held.min((round as u64).next_power_of_two() as i64) };
         let enough = if single { FULL } else { 2 * block };
         let beside = |a: &Axis<'g>| step(store, a.range) == Some(1);
         let Some(&(i, a)) = outs.iter().find(|(_, a)| beside(a)).filter(|_| all >= enough) else { return };
