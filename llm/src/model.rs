@@ -323,11 +323,7 @@ impl Model {
 
     /// Runs tokens at the next positions and gives each one's logits to `row`, in order.
     pub fn feed_all(&mut self, tokens: &[u32], row: &mut dyn FnMut(&[f32])) -> Result<(), Error> {
-        self.run(tokens, self.chunk(), &mut |model, n, _| {
-            model.head(Part::Head, model.rows_for(n), 0)?;
-            model.logits.keep(n, 0)?;
-            (0..n).try_for_each(|i| Ok(row(model.row(i)?)))
-        })
+        self.run(tokens, self.chunk(), &mut |model, n, _| model.head_all(Part::Head, n, row))
     }
 
     /// As [`Model::feed_all`], with the drafting layer's logits: row i sees the hidden state of token i and token i + 1.
@@ -340,9 +336,7 @@ impl Model {
         self.run(&tokens[..tokens.len().saturating_sub(1)], self.chunk(), &mut |model, n, _| {
             let at = model.len - start;
             model.step(Part::Draft, &tokens[at + 1..][..n], model.len)?;
-            model.head(Part::DraftHead, model.rows_for(n), 0)?;
-            model.logits.keep(n, 0)?;
-            (0..n).try_for_each(|i| Ok(row(model.row(i)?)))
+            model.head_all(Part::DraftHead, n, row)
         })
     }
 
@@ -412,6 +406,16 @@ impl Model {
         let row = at.min(self.long - rows);
         self.launch(part, rows, &[("row", row as i64)])?;
         self.logits.ran(rows, at - row);
+        Ok(())
+    }
+
+    /// Logits of the hidden state's first rows, each given to `row`.
+    fn head_all(&mut self, part: Part, n: usize, row: &mut dyn FnMut(&[f32])) -> Result<(), Error> {
+        self.head(part, self.rows_for(n), 0)?;
+        self.logits.keep(n, 0)?;
+        for i in 0..n {
+            row(self.row(i)?);
+        }
         Ok(())
     }
 
