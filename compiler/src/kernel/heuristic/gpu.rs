@@ -148,7 +148,7 @@ impl<'g> Proposal<'g, '_> {
             if n > 1 && self.put(Action::Local, i, n as usize) {
                 warps /= n;
             }
-            // Without rounds all that is read is on its way at once.
+            // Without rounds all that is read is on its way at once. A warp may have two tiles of rows.
             let rounds = work(self.s.axes[i].range);
             if !single && rounds > 1 && 2 * tiles * rounds <= WARP_TILES {
                 self.put(Action::Upcast, i, rounds as usize);
