@@ -498,7 +498,8 @@ const PROFILE_EXAMPLES: &str = "Examples:
   glimmer profile model.gguf --html token.html --trace token.json
   glimmer profile model.gguf --source 3 > kernel.txt
 
-Launches are timed one by one; the step as it really runs is timed beside them. A trace opens in ui.perfetto.dev.";
+Launches are timed one by one, on a GPU as they run in a step, with the gaps between them; the step as it really runs is
+timed beside them. A trace opens in ui.perfetto.dev.";
 
 #[derive(clap::Args)]
 pub struct Profile {

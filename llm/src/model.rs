@@ -20,13 +20,12 @@ use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
 use runtime::cache;
 use runtime::check::layout;
-use runtime::device::{self, Device, Prepared};
+use runtime::device::{self, Device, Prepared, Span};
 use runtime::plan::Plan;
 use runtime::schedules::Schedules;
 use runtime::step::{Choose, Launched, Library};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Tokens of a plan.
 const CHUNKS: [usize; 7] = [1, 8, 32, 64, 128, 256, 512];
@@ -463,16 +462,16 @@ impl Model {
         ]
     }
 
-    /// Runs one plan over the token ids of the step before: how long each launch took by itself, and how often an untimed
-    /// step synchronises.
+    /// Runs one plan over the token ids of the step before: when each launch ran, and how often an untimed step
+    /// synchronises.
     pub(crate) fn time(
         &mut self,
         part: Part,
         rows: usize,
         symbols: &[(&str, i64)],
-    ) -> Result<(Vec<Duration>, usize), Error> {
+    ) -> Result<(Vec<Span>, usize), Error> {
         self.with_plan(part, rows, symbols, |device, prepared, values| {
-            let times = device.time(prepared, values)?;
+            let times = device.spans(prepared, values)?;
             Ok((times, device.synchronisations(prepared.plan(), values)))
         })
     }

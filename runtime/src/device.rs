@@ -60,10 +60,26 @@ pub trait Device: Send + Sync {
     /// Runs one step and says how long each launch took. Nothing overlaps, so the sum is more than an untimed step takes.
     fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error>;
 
+    /// Runs one step as [`Device::run`] does and says when each launch ran in it. Where launches do not overlap this is
+    /// what [`Device::time`] says.
+    fn spans(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Span>, Error> {
+        let times = self.time(prepared, symbols)?;
+        Ok(times.into_iter().map(|run| Span { gap: Duration::ZERO, run }).collect())
+    }
+
     /// How often what runs in parallel waits for all of itself in one step: where launches are one chain, after each.
     fn synchronisations(&self, plan: &Plan, _symbols: &[i64]) -> usize {
         plan.launches().len()
     }
+}
+
+/// One launch within a step.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// From the end of the launch before until this one's input was there for it.
+    pub gap: Duration,
+    /// From then until its end.
+    pub run: Duration,
 }
 
 pub type HostFloats = Box<dyn DerefMut<Target = [f32]> + Send>;

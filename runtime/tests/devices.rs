@@ -58,8 +58,11 @@ fn replay(device: &dyn Device) {
     let input: Vec<u8> = (0..100i64).flat_map(i64::to_le_bytes).collect();
     device.write(&part(0), 0, &input).unwrap();
     let mut expected = vec![0; 100];
-    for (n, k) in [(100, 7), (0, 9), (1, -3), (50, 1)] {
-        device.run(&mut plan, &[n, k]).unwrap();
+    for (n, k) in [(100, 7), (0, 9), (1, -3), (50, 1), (70, 2), (0, 4), (33, 5)] {
+        match k > 1 && k < 6 {
+            false => device.run(&mut plan, &[n, k]).unwrap(),
+            true => assert_eq!(device.spans(&mut plan, &[n, k]).unwrap().len(), 2),
+        }
         (0..n).for_each(|i| expected[i as usize] = 2 * (2 * i + k) + k);
         let mut bytes = vec![0; 800];
         device.read(&part(2), 0, &mut bytes).unwrap();

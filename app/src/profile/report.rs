@@ -27,8 +27,9 @@ pub struct Report {
     pub reached_tokens_s: f64,
     pub step_us: f64,
     pub step_range_us: [f64; 2],
-    /// All launches one after the other.
+    /// All launches, and the gaps between them where they run as in a step; without gaps they were timed one by one.
     pub launches_us: f64,
+    pub gaps_us: f64,
     pub launches: usize,
     pub synchronisations: usize,
     pub budget: Vec<Part>,
@@ -75,6 +76,7 @@ pub struct Row {
     pub schedule: String,
     pub calls: usize,
     pub us: f64,
+    pub gap_us: f64,
     pub share: f64,
     pub bytes: f64,
     pub gb_s: f64,
@@ -101,6 +103,8 @@ pub struct Event {
     /// `embedding`, `layer 7`, `final norm`, `head`.
     pub place: String,
     pub us: f64,
+    /// Before it.
+    pub gap_us: f64,
 }
 
 impl Report {
@@ -122,6 +126,7 @@ impl Report {
                 Place::Head => "head".into(),
             },
             us: l.seconds * 1e6,
+            gap_us: l.gap * 1e6,
         };
         let budget = p.budget().into_iter().map(|(c, seconds, bytes)| Part {
             component: c.name(),
@@ -133,7 +138,7 @@ impl Report {
         let block = |(layer, layers, launches): (usize, usize, Vec<llm::profile::Launch>)| Block {
             layer,
             layers,
-            us: launches.iter().map(|l| l.seconds * 1e6).sum(),
+            us: launches.iter().map(|l| (l.seconds + l.gap) * 1e6).sum(),
             launches: launches.iter().map(event).collect(),
         };
         Report {
@@ -151,6 +156,7 @@ impl Report {
             step_us: p.step() * 1e6,
             step_range_us: [p.steps[0] * 1e6, p.steps[p.steps.len() - 1] * 1e6],
             launches_us: p.seconds() * 1e6,
+            gaps_us: p.gaps() * 1e6,
             launches: p.launches.len(),
             synchronisations: p.synchronisations,
             budget: budget.collect(),
@@ -189,6 +195,7 @@ fn row(p: &Profile, id: usize, k: &Kernel) -> Row {
         schedule: k.schedule.clone(),
         calls: k.calls,
         us: k.seconds * 1e6,
+        gap_us: k.gap * 1e6,
         share: p.share(k),
         bytes: k.explained.bytes,
         gb_s: k.speed(),

@@ -36,11 +36,20 @@ fn write(out: &mut String, r: &Report, top: usize) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "a step has {} launches and {} synchronisations; timed one by one the launches take {:.3} ms",
+        "a step has {} launches and {} synchronisations; {}",
         r.launches,
         r.synchronisations,
-        r.launches_us / 1e3
+        match r.gaps_us > 0.0 {
+            true => format!(
+                "in it the launches take {:.3} ms and the gaps between them {:.3}",
+                r.launches_us / 1e3,
+                r.gaps_us / 1e3
+            ),
+            false => format!("timed one by one the launches take {:.3} ms", r.launches_us / 1e3),
+        }
     )?;
+    // What a launch waited after the one before, where that is known.
+    let gap = |us: f64| if r.gaps_us > 0.0 { format!(" {:>5.2} +", us) } else { String::new() };
 
     writeln!(out, "\n{:<15} {:>10} {:>7} {:>10} {:>8}", "component", "ms", "share", "touched", "GB/s")?;
     for p in &r.budget {
@@ -63,8 +72,9 @@ fn write(out: &mut String, r: &Report, top: usize) -> std::fmt::Result {
             let k = &r.kernels[e.kernel - 1];
             writeln!(
                 out,
-                "{:>4} {:>9.1} us {:>5.1}%  {:<14} {} · {}",
+                "{:>4}{} {:>9.1} us {:>5.1}%  {:<14} {} · {}",
                 k.id,
+                gap(e.gap_us),
                 e.us,
                 100.0 * e.us / block.us,
                 k.component,
@@ -76,15 +86,22 @@ fn write(out: &mut String, r: &Report, top: usize) -> std::fmt::Result {
 
     writeln!(
         out,
-        "\n{:>4} {:>6} {:>10} {:>8} {:>7}  {:<14} kernel",
-        "no", "calls", "us a call", "GB/s", "share", "component"
+        "\n{:>4} {:>6}{} {:>10} {:>8} {:>7}  {:<14} kernel",
+        "no",
+        "calls",
+        if r.gaps_us > 0.0 { "   gap +" } else { "" },
+        "us a call",
+        "GB/s",
+        "share",
+        "component"
     )?;
     for k in r.by_time().into_iter().take(top) {
         writeln!(
             out,
-            "{:>4} {:>6} {:>10.1} {:>8.2} {:>6.1}%  {:<14} {} · {}",
+            "{:>4} {:>6}{} {:>10.1} {:>8.2} {:>6.1}%  {:<14} {} · {}",
             k.id,
             k.calls,
+            gap(k.gap_us),
             k.us,
             k.gb_s,
             100.0 * k.share,

@@ -1,6 +1,6 @@
 //! A report as a trace: Chrome's trace event format, which Perfetto reads.
 //!
-//! Launches follow each other without gaps on one track, under the part of the step that they belong to.
+//! Launches follow each other on one track, with the gaps between them where these are known, under the part of the step that they belong to.
 
 use super::report::Report;
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ pub fn of(r: &Report) -> Value {
         let start = at;
         for e in same {
             let k = &r.kernels[e.kernel - 1];
+            at += e.gap_us;
             let args = json!({"kernel": k.name, "number": k.id, "shape": k.shape, "bytes": k.bytes,
                 "GB/s": k.bytes / e.us.max(1e-6) / 1e3, "schedule": k.schedule, "source": k.source.join(", ")});
             events.push(slice(2, &k.what, k.component, at, e.us, args));

@@ -1,8 +1,8 @@
 //! Where the time of a step goes. In: a model, a number of tokens and how many positions are filled before them. Out: every
 //! launch with its time, and every kernel with what it computes, touches and takes.
 //!
-//! Launches are timed one by one with nothing overlapping, and the same step is timed as it really runs, so that what lies
-//! between the kernels shows. A model that is not profiled pays nothing.
+//! Launches are timed one by one with nothing overlapping; where a device lets them overlap, as they run in a step, with
+//! the gaps between them. The same step is also timed as a whole, untimed inside. A model that is not profiled pays nothing.
 
 mod explain;
 pub mod parts;
@@ -16,11 +16,11 @@ use compiler::dtype::Scalar;
 use compiler::kernel;
 use compiler::rng::Rng;
 use compiler::work::{Work, work};
-use runtime::device::Program;
+use runtime::device::{Program, Span};
 use runtime::step::{Argument, Compiled, Launched, Module};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +57,9 @@ pub struct Kernel {
     pub explained: Explained,
     /// Launches in a step.
     pub calls: usize,
-    /// Of one call, on average.
+    /// Of one call, on average, and of the gap before it.
     pub seconds: f64,
+    pub gap: f64,
     /// Additions and multiplications of one call, read off its code.
     pub operations: f64,
     /// Linear instructions of one call.
@@ -91,8 +92,9 @@ pub struct Launch {
     /// Index of its kernel.
     pub kernel: usize,
     pub place: Place,
-    /// Median over the repetitions.
+    /// Medians over the repetitions: of the launch, and of the time since the one before it ended.
     pub seconds: f64,
+    pub gap: f64,
 }
 
 /// Which part of a step a launch belongs to.
@@ -109,9 +111,13 @@ pub enum Place {
 }
 
 impl Profile {
-    /// Seconds of all launches, one after the other.
+    /// Seconds of all launches.
     pub fn seconds(&self) -> f64 {
         self.launches.iter().map(|l| l.seconds).sum()
+    }
+    /// Seconds between them.
+    pub fn gaps(&self) -> f64 {
+        self.launches.iter().map(|l| l.gap).sum()
     }
     /// Bytes that one step touches.
     pub fn bytes(&self) -> f64 {
@@ -233,23 +239,24 @@ impl Model {
                     synchronisations += count;
                 }
             }
-            let median = |i: usize| {
-                let mut each: Vec<f64> = times.iter().map(|t| t[i].as_secs_f64()).collect();
-                each.sort_by(f64::total_cmp);
-                each[each.len() / 2]
+            let median = |i: usize, of: fn(&Span) -> Duration| {
+                let mut each: Vec<Duration> = times.iter().map(|t| of(&t[i])).collect();
+                each.sort();
+                each[each.len() / 2].as_secs_f64()
             };
             let mut at = 0;
             for (place, calls) in self.explained(part, rows, &symbols)? {
                 for mut kernel in calls {
-                    let seconds = median(at);
-                    kernel.seconds = seconds;
-                    launches.push(Launch { kernel: add(&mut kernels, kernel), place, seconds });
+                    let (seconds, gap) = (median(at, |s| s.run), median(at, |s| s.gap));
+                    (kernel.seconds, kernel.gap) = (seconds, gap);
+                    launches.push(Launch { kernel: add(&mut kernels, kernel), place, seconds, gap });
                     at += 1;
                 }
             }
         }
         for k in &mut kernels {
             k.seconds /= k.calls as f64;
+            k.gap /= k.calls as f64;
         }
         Ok(Profile { options, rows, kernels, launches, synchronisations, steps })
     }
@@ -312,6 +319,7 @@ fn add(kernels: &mut Vec<Kernel>, kernel: Kernel) -> usize {
         Some(i) => {
             kernels[i].calls += 1;
             kernels[i].seconds += kernel.seconds;
+            kernels[i].gap += kernel.gap;
             i
         }
         None => {
@@ -343,6 +351,7 @@ fn kernel(
         parts,
         calls: 1,
         seconds: 0.0,
+        gap: 0.0,
         operations: w.operations as f64,
         instructions: w.instructions as f64,
         loaded: w.loaded as f64,

@@ -5,15 +5,17 @@
 //! to step; only a kernel whose grid depends on the symbols is changed in it, and only when its grid changes.
 
 mod driver;
+mod stamps;
 
 use crate::buffer::{Buffer, Slice};
-use crate::device::{Device, Error, HostFloats, Prepared, Program};
+use crate::device::{Device, Error, HostFloats, Prepared, Program, Span};
 use crate::plan::{Launch, Plan};
 use compiler::bundle::Bundle;
 use compiler::codegen::ptx::{Ptx, dynamic_shared};
 use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
 use driver::{Call, Context, Graph, Kernel, Memory};
+use stamps::Stamped;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +42,7 @@ struct State {
     /// What `memory` holds: the value of each entry of `layout`.
     values: Vec<i64>,
     memory: Memory,
+    stamped: Option<Stamped>,
 }
 
 impl CudaDevice {
@@ -82,6 +85,16 @@ impl CudaDevice {
             return Ok(());
         }
         Err(Error::Foreign { what: format!("{:?}", slice.buffer()) })
+    }
+
+    fn assemble(&self, bundle: &Bundle, code: Code) -> Result<Kernel, Error> {
+        let Code::Text(ptx) = code else {
+            let why = "an NVIDIA GPU runs PTX, not machine code".into();
+            return Err(Error::Code { program: bundle.name().into(), why });
+        };
+        let shared = bundle.parts().iter().map(dynamic_shared).max().unwrap_or(0);
+        let waits = self.target.overlaps();
+        Kernel::load(&self.context, bundle.name(), ptx, bundle.threads(), shared, waits)
     }
 
     fn kernel<'a>(&self, launch: &'a Launch) -> Result<&'a Kernel, Error> {
@@ -169,13 +182,7 @@ impl Device for CudaDevice {
     }
 
     fn load_bundle(&self, bundle: Bundle, code: Code) -> Result<Program, Error> {
-        let Code::Text(ptx) = code else {
-            let why = "an NVIDIA GPU runs PTX, not machine code".into();
-            return Err(Error::Code { program: bundle.name().into(), why });
-        };
-        let shared = bundle.parts().iter().map(dynamic_shared).max().unwrap_or(0);
-        let waits = self.target.overlaps();
-        let kernel = Kernel::load(&self.context, bundle.name(), ptx, bundle.threads(), shared, waits)?;
+        let kernel = self.assemble(&bundle, code)?;
         Ok(Program::new(bundle, kernel))
     }
 
@@ -222,7 +229,7 @@ impl Device for CudaDevice {
         // SAFETY: `load` trusts the code, and `Prepared` keeps the programs, their buffers and the symbols alive.
         let graph = unsafe { Graph::new(&self.context, &calls?)? };
         let grids = vec![1; args.len()];
-        Ok(Prepared::new(plan, State { graph, args, grids, layout, values: vec![], memory }))
+        Ok(Prepared::new(plan, State { graph, args, grids, layout, values: vec![], memory, stamped: None }))
     }
 
     fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error> {
@@ -246,5 +253,14 @@ impl Device for CudaDevice {
             self.context.synchronize()?;
             events.windows(2).map(|w| w[1].since(&w[0])).collect()
         })
+    }
+
+    fn spans(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Span>, Error> {
+        let (plan, state) = prepared.step::<State>(symbols)?;
+        let stamped = match state.stamped.take() {
+            Some(known) => known,
+            None => Stamped::new(self, plan, &state.args)?,
+        };
+        state.stamped.insert(stamped).run(self, plan, symbols)
     }
 }

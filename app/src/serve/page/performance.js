@@ -123,7 +123,7 @@ function draw(R) {
       tile("limit by memory", `${number(R.theoretical_tokens_s)} tok/s`, `${bytes(R.bytes)} a step`),
       tile("read bandwidth", `${number(R.bandwidth_gb_s)} GB/s`, `${number(R.bandwidth_range[0])} to ${number(R.bandwidth_range[1])}`),
       tile("a step", micros(R.step_us), `${micros(R.step_range_us[0])} to ${micros(R.step_range_us[1])}`),
-      tile("launches", digits(R.launches, 0), `${micros(R.launches_us)} one by one`),
+      tile("launches", digits(R.launches, 0), R.gaps_us ? `${micros(R.launches_us)}, gaps ${micros(R.gaps_us)}` : `${micros(R.launches_us)} one by one`),
       tile("synchronisations", digits(R.synchronisations, 0), `${R.kernels.length} kernels`)),
     h("div", { class: "two" },
       card("Budget", "Time of all launches by component, each divided into its kernels.", ...budget(R, show)),

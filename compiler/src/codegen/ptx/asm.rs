@@ -111,6 +111,12 @@ impl Asm {
     pub fn load_parameter(&mut self, dst: Piece, name: &str) {
         self.line(&format!("ld.param.u64 {}, [{name}]", dst.show("")));
     }
+    /// Nanoseconds, the same for all multiprocessors.
+    pub fn clock(&mut self) -> Piece {
+        let now = self.fresh_d();
+        self.line(&format!("mov.u64 {}, %globaltimer", now.show("")));
+        now
+    }
     /// Reads a special register, or the address of something declared.
     pub fn load_name(&mut self, dst: Piece, name: &str) {
         self.line(&format!("mov.u32 {}, {name}", dst.show("")));

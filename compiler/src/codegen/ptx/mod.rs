@@ -1,7 +1,7 @@
 //! NVIDIA PTX. In: a linear program for a GPU; out: the text of one `.entry` that the driver assembles.
 //!
 //! The entry takes one `.u64` a buffer and then the address of an i64 array with the symbol values (never read when the
-//! program has none). A block is one grid index (`%ctaid.x`) of `threads` threads (`%tid.x`). Buffers are aligned to 16
+//! program has none). Stamped kernels write times behind these values. A block is one grid index (`%ctaid.x`) of `threads` threads (`%tid.x`). Buffers are aligned to 16
 //! bytes.
 //!
 //! How values live in registers: a lane of 32 bits is one `.b32`, an i64 one `.b64`, a bool one `.pred`. Vectors of 8-
@@ -35,16 +35,26 @@ use std::fmt::Write;
 /// Bytes of shared memory a kernel may declare statically; what is larger the launch must ask for.
 const STATIC_SHARED: usize = 48 * 1024;
 
+/// What a stamped kernel makes less and more behind its symbol values: when its first block had waited for the kernel
+/// before, and when its last one was done, in nanoseconds by the GPU's clock.
+pub const STAMPS: usize = 2;
+
 pub struct Ptx {
     sm: u32,
     name: String,
+    stamps: bool,
 }
 
 impl Ptx {
     /// `sm`: compute capability times ten, at least 80.
     pub fn new(sm: u32) -> Ptx {
         assert!(sm >= 80, "sm_{sm} lacks what the code generator uses; sm_80 is the oldest");
-        Ptx { sm, name: format!("ptx-sm{sm}") }
+        Ptx { sm, name: format!("ptx-sm{sm}"), stamps: false }
+    }
+
+    /// The same kernels, but they say when they ran: see [`STAMPS`].
+    pub fn stamped(&self) -> Ptx {
+        Ptx { sm: self.sm, name: self.name.clone(), stamps: true }
     }
 
     /// Do kernels wait by themselves for the one before them, which lets them start while it still runs?
@@ -68,6 +78,7 @@ impl Ptx {
             e.asm.line("griddepcontrol.wait");
             e.asm.line("griddepcontrol.launch_dependents");
         }
+        self.stamp(e, 0, "min");
         e.dismiss();
         for step in early::order(e.program, ahead.len(), &e.seat) {
             let at = match step {
@@ -83,6 +94,19 @@ impl Ptx {
             }
             e.inst(at, &code[at]);
         }
+        self.stamp(e, 1, "max");
+    }
+
+    /// The time, if it is wanted, as the first thread of each block sees it.
+    fn stamp(&self, e: &mut Emitter, n: usize, combine: &str) {
+        if !self.stamps {
+            return;
+        }
+        let now = e.asm.clock();
+        let thread = e.special("%tid.x");
+        let first = e.asm.p("setp.eq.u32", &[thread, Piece::int(0)]);
+        let at = Address { base: e.parameter("symbols"), offset: 8 * (e.program.symbols.len() + n) as i64 };
+        e.asm.store(Some(first), &format!("red.global.{combine}.u64"), at, &[now]);
     }
 }
 

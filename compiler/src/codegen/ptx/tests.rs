@@ -21,6 +21,19 @@ fn body(header: &str, code: &str) -> String {
 }
 
 #[test]
+fn stamped_kernels_say_when_they_ran() {
+    let source = "linear k grid 4 threads 64\nbuffer g0: i64 written\nsymbol s0: pos\n%0: i64 = s0\n%1: i64 = Grid\nstore g0[%1] = %0\n";
+    let program = text::linear::parse(source).unwrap();
+    let Code::Text(text) = Ptx::new(90).stamped().emit(&program) else { panic!("PTX is text") };
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));
+    let (waited, ready) = (at("griddepcontrol.wait"), at("red.global.min.u64"));
+    assert!(waited < ready && ready < at("st.global") && at("st.global") < at("red.global.max.u64"));
+    let places: Vec<&str> =
+        text.lines().filter(|l| l.contains("red.")).map(|l| l.split(['+', ']']).nth(1).unwrap()).collect();
+    assert_eq!(places, ["8", "16"], "behind the one symbol value");
+}
+
+#[test]
 fn q4_0_matrix_vector() {
     insta::assert_snapshot!(emit(Q4_0_MATVEC), @r"
     .version 7.8
