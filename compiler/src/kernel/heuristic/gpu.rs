@@ -339,9 +339,7 @@ impl<'g> Proposal<'g, '_> {
             }
         };
         let mut n = sums.iter().map(own).min().unwrap_or(1);
-        if single {
-            self.register_tile(stage, store, floats);
-        }
+        let wide = single && self.register_tile(stage, store, floats);
         let rows: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         while !single && n > 4 && rows * n > block {
             n /= 2;
@@ -351,8 +349,8 @@ impl<'g> Proposal<'g, '_> {
         }
         // Rows that cannot fill the machine with their lanes alone have several groups of them.
         let groups = match single {
-            true => self.group(&around, (FULL / (rows * n).max(1)).clamp(1, 8)),
-            false => 1,
+            true if !wide => self.group(&around, (FULL / (rows * n).max(1)).clamp(1, 8)),
+            _ => 1,
         };
         let left = self.fill(stage, (block / (n * groups)).max(1));
         if left > 1 && !single {
@@ -397,11 +395,12 @@ impl<'g> Proposal<'g, '_> {
         n
     }
 
-    /// Outputs that read some of the same: a few tokens or heads, and a few rows where there are more than enough.
-    fn register_tile(&mut self, stage: usize, store: Ex<'g>, floats: bool) {
+    /// Outputs that read some of the same: a few tokens or heads, and a few rows where there are more than enough, or where
+    /// reading the tokens again for each would take longest. Says if it is so wide.
+    fn register_tile(&mut self, stage: usize, store: Ex<'g>, floats: bool) -> bool {
         let loads = summed(store);
         let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| shared(&loads, a)).collect();
-        let Some((row, r)) = outs.last().copied() else { return };
+        let Some((row, r)) = outs.last().copied() else { return false };
         let weights: Vec<Ex> = self.byte_axes(stage).into_iter().map(|(_, w)| w).collect();
         let own = |a: &Axis<'g>| weights.iter().any(|w| reads(*w, a.range));
         let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
@@ -419,14 +418,21 @@ impl<'g> Proposal<'g, '_> {
             }
             None => 1,
         };
+        let same = self.byte_axes(stage).windows(2).all(|w| w[0].0 == w[1].0);
+        let summed_over = |a: &Axis<'g>| matches!(a.role, Role::Reduce(_));
+        let inputs: i64 =
+            self.s.of_stage(stage).filter(|(_, a)| summed_over(a)).map(|(_, a)| work(a.range)).product();
+        let again = tile > 1 && !floats && same && all * inputs > ACTIVATIONS;
         let rows = match tile {
             1 if all >= MANY_ROWS => 2,
             2.. if floats => 4,
+            _ if again => 2,
             _ => 1,
         };
-        if rows > 1 && r.extent().is_none_or(|e| e % rows == 0) {
-            self.put(Action::Upcast, row, rows as usize);
-        }
+        let wide = rows > 1
+            && r.extent().is_none_or(|e| e % rows == 0)
+            && self.put(Action::Upcast, row, rows as usize);
+        wide && again
     }
 
     /// Where elements are more than threads: as many for each thread as one store holds.
