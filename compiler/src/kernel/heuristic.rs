@@ -389,11 +389,14 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// Tokens whose sums stay in registers beside a block of unpacked weights: a processor with wide vectors has 32 of
-    /// them, and formats with minima or factors of groups take several for each token.
+    /// them, and formats with minima take two for each token.
     fn register_tokens(&self, stage: usize) -> i64 {
         let float_sum = |e: &Ex| matches!(e.op(), Op::Fold(..)) && e.dtype() == DType::F32;
-        let sums = topo(&[self.s.kernel.stages[stage].store]).into_iter().filter(float_sum).count();
-        if self.caps.vector_bytes == 64 && sums == 1 { 8 } else { 4 }
+        let sums: Vec<Ex> =
+            topo(&[self.s.kernel.stages[stage].store]).into_iter().filter(float_sum).collect();
+        // What is summed within another sum is added to it at once.
+        let outer = sums.iter().filter(|s| !sums.iter().any(|other| other != *s && reads(*other, **s)));
+        if self.caps.vector_bytes == 64 && outer.count() == 1 { 8 } else { 4 }
     }
 
     /// An output axis that the weights do not depend on, by preference one of whole tiles.
