@@ -20,7 +20,12 @@ pub struct InterpDevice {
 impl InterpDevice {
     /// Stands in for a device of other capabilities: programs are scheduled as for that one.
     pub fn like(caps: Caps) -> InterpDevice {
-        InterpDevice { target: InterpTarget { caps, bundles: caps.lanes > 1 } }
+        InterpDevice { target: InterpTarget { caps, bundles: caps.lanes > 1, ..InterpTarget::default() } }
+    }
+    /// Under the schedules that are known for a target of this name.
+    pub fn named(mut self, target: &'static str) -> InterpDevice {
+        self.target.name = target;
+        self
     }
     /// Launches every kernel by itself.
     pub fn one_by_one(mut self) -> InterpDevice {
@@ -31,6 +36,7 @@ impl InterpDevice {
 
 /// Code for the interpreter is the program's text.
 struct InterpTarget {
+    name: &'static str,
     caps: Caps,
     bundles: bool,
 }
@@ -47,13 +53,13 @@ impl Default for InterpTarget {
             mma: false,
             transcendental: true,
         };
-        InterpTarget { caps, bundles: false }
+        InterpTarget { name: "interp", caps, bundles: false }
     }
 }
 
 impl Target for InterpTarget {
     fn name(&self) -> &str {
-        "interp"
+        self.name
     }
     fn caps(&self) -> Caps {
         self.caps

@@ -1,8 +1,12 @@
 //! Tuned schedules: found, stored, used by the next model, and left aside where they do not fit.
 
 use super::*;
+use compiler::codegen::Target;
+use compiler::codegen::ptx::Ptx;
 use compiler::kernel::{parse, show};
+use llm::synth::{self, Changes};
 use llm::tune::{Options as Wanted, Outcome};
+use runtime::interp::InterpDevice;
 use runtime::schedules::Schedules;
 use runtime::step::Compiled;
 use std::fs;
@@ -152,4 +156,24 @@ fn batches_are_tuned_as_the_server_runs_them() {
     let (batch, chunk) = (names(true), names(false));
     let rows = |names: &[String], n: usize| names.iter().any(|w| w.ends_with(&format!("{n} rows")));
     assert!(rows(&batch, 2) && !rows(&chunk, 2), "{batch:?} {chunk:?}");
+}
+
+/// No machine of the tests has the GPU that they were found on: the interpreter stands in for it, and looks for races.
+#[test]
+fn schedules_that_ship_for_a_gpu_compute_what_others_do() {
+    let changes = Changes { layers: Some(2), vocab: Some(1024), experts: None };
+    let model =
+        |device| load(device, synth::open("glm-4.7-flash:q4_0", changes).unwrap(), 64, Activations::Int8);
+    let gpu = || InterpDevice::like(Ptx::new(90).caps());
+    let schedules = |m: &mut Model| -> Vec<String> {
+        let launches = m.launches(1).unwrap();
+        launches.iter().flat_map(|(l, _)| &l.parts).map(|k| show(&k.schedule)).collect()
+    };
+    let mut shipped = model(Arc::new(gpu().named("ptx-sm90")));
+    let (found, proposed) = (schedules(&mut shipped), schedules(&mut model(Arc::new(gpu()))));
+    assert!(found.iter().filter(|s| !proposed.contains(s)).count() >= 5, "{found:#?}");
+    let Some(cpu) = devices().into_iter().next() else { return };
+    let (got, want) = (shipped.feed(&[77]).unwrap(), model(cpu).feed(&[77]).unwrap().to_vec());
+    let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 0.02, "{worst}");
 }
