@@ -1,6 +1,7 @@
 //! A report as a trace: Chrome's trace event format, which Perfetto reads.
 //!
-//! Launches follow each other on one track, with the gaps between them where these are known, under the part of the step that they belong to.
+//! Launches follow each other on one track, with the gaps between them where these are known, under the part of the step
+//! that they belong to.
 
 use super::report::Report;
 use serde_json::{Value, json};

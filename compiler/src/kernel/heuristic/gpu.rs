@@ -401,8 +401,8 @@ impl<'g> Proposal<'g, '_> {
         let loads = summed(store);
         let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| shared(&loads, a)).collect();
         let Some((row, r)) = outs.last().copied() else { return false };
-        let weights: Vec<Ex> = self.byte_axes(stage).into_iter().map(|(_, w)| w).collect();
-        let own = |a: &Axis<'g>| weights.iter().any(|w| reads(*w, a.range));
+        let bytes = self.byte_axes(stage);
+        let own = |a: &Axis<'g>| bytes.iter().any(|(_, w)| reads(*w, a.range));
         let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         let several = outs.iter().rev().skip(1).filter(|(_, a)| a.extent() > Some(1));
         let tokens = several
@@ -418,7 +418,7 @@ impl<'g> Proposal<'g, '_> {
             }
             None => 1,
         };
-        let same = self.byte_axes(stage).windows(2).all(|w| w[0].0 == w[1].0);
+        let same = bytes.windows(2).all(|w| w[0].0 == w[1].0);
         let summed_over = |a: &Axis<'g>| matches!(a.role, Role::Reduce(_));
         let inputs: i64 =
             self.s.of_stage(stage).filter(|(_, a)| summed_over(a)).map(|(_, a)| work(a.range)).product();
