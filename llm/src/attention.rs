@@ -21,8 +21,11 @@ pub const KV_BLOCK: i64 = 32;
 /// The same where each block is a piece of the work: so many are worth the sums of values that a piece leaves in memory.
 const PIECE: i64 = 64;
 
-/// Where there may be more positions, a matrix unit has twice as many a piece: fewer pieces are added up at the end.
+/// How many positions a piece for a matrix unit has, by how many there may be. Of few, each is little, so that they are
+/// spread over more processors: a piece takes as long as its processor's way to memory. Of very many, fewer are added up.
+pub const SHALLOW: i64 = 512;
 pub const DEEP: i64 = 8192;
+const LITTLE: i64 = 16;
 
 /// The same where a matrix unit takes four blocks at once.
 const LONG_BLOCK: i64 = 128;
@@ -63,10 +66,15 @@ pub enum Reach {
 }
 
 /// Positions of each block of so many tokens, in a plan for so many positions.
-pub fn block(tokens: i64, numbers: Numbers, reach: Reach, positions: i64) -> i64 {
+pub fn block(c: &Config, tokens: i64, numbers: Numbers, reach: Reach, positions: i64) -> i64 {
     match numbers.halves(tokens) {
-        _ if in_pieces(tokens, numbers, reach) && by_warps(numbers) && positions > DEEP => 2 * PIECE,
-        _ if in_pieces(tokens, numbers, reach) => PIECE,
+        _ if in_pieces(tokens, numbers, reach) => match by_warps(c, numbers) {
+            true if positions > DEEP => 2 * PIECE,
+            true if positions <= SHALLOW && reach == Reach::Whole => LITTLE,
+            // A piece is not less than a page.
+            true if positions <= SHALLOW => KV_BLOCK,
+            _ => PIECE,
+        },
         Some(unit) if reach == Reach::Whole && (unit == Unit::Warp || tokens >= LONG_BLOCK) => LONG_BLOCK,
         _ => KV_BLOCK,
     }
@@ -77,9 +85,13 @@ fn in_pieces(tokens: i64, numbers: Numbers, reach: Reach) -> bool {
     numbers.spread && (tokens == 1 && reach == Reach::Whole || reach == Reach::Apart)
 }
 
-/// Are pieces for a matrix unit that takes what the cache holds?
-fn by_warps(numbers: Numbers) -> bool {
-    numbers.unit == Some(Unit::Warp) && numbers.cache() == DType::F16
+/// Are pieces for a matrix unit that takes what the cache holds, with heads enough that share it?
+fn by_warps(c: &Config, numbers: Numbers) -> bool {
+    let sharing = match c.attention {
+        config::Attention::Gqa { kv_heads, .. } => c.heads / kv_heads,
+        config::Attention::Mla { .. } => c.heads,
+    };
+    numbers.unit == Some(Unit::Warp) && numbers.cache() == DType::F16 && sharing >= HEADS
 }
 
 /// What a step in pages is told in memory, i32.
@@ -125,7 +137,7 @@ impl<'g> Place<'g> {
         reach: Reach,
     ) -> Place<'g> {
         let table = |name| g.input(name, DType::F32, [capacity, c.rotary.dims / 2]);
-        let block = block(tokens, numbers, reach, positions);
+        let block = block(c, tokens, numbers, reach, positions);
         let blocks = g.symbol("blocks", (1, positions / block));
         let pages = blocks * (block / KV_BLOCK);
         let paging = (reach != Reach::Whole).then(|| Paging {
@@ -141,7 +153,7 @@ impl<'g> Place<'g> {
             tokens,
             halves: numbers.halves(tokens).filter(|_| !in_pieces(tokens, numbers, reach)),
             in_pieces: in_pieces(tokens, numbers, reach),
-            by_warps: by_warps(numbers),
+            by_warps: by_warps(c, numbers),
             pos: g.symbol("pos", (0, positions - tokens)),
             blocks,
             block,
@@ -303,7 +315,7 @@ fn attend_in_pieces<'g>(
     at: &Place<'g>,
 ) -> Tensor<'g> {
     let (g, [t, groups, heads, width]) = (q.graph(), [0, 1, 2, 3].map(|i| q.size(i)));
-    let by_warps = at.by_warps && heads >= HEADS;
+    let by_warps = at.by_warps;
     let most = if by_warps { SHARING_BY_WARPS } else { SHARING };
     let sharing = (2..=most).rev().find(|n| heads % n == 0).unwrap_or(heads);
     let narrow = |x: Tensor<'g>| if by_warps { x.cast(Scalar::F16) } else { x };

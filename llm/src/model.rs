@@ -4,7 +4,7 @@
 //! needed; layers whose tensors have the same types and shapes share its kernels. A chunk shorter than its plan is
 //! filled up with tokens whose rows of the cache are written again before anything looks at them.
 
-use crate::attention::{self, Attention, DEEP, KV_BLOCK, Reach};
+use crate::attention::{self, Attention, DEEP, KV_BLOCK, Reach, SHALLOW};
 use crate::block::Block;
 use crate::config::{self, Config};
 use crate::gguf::{self, Gguf, TensorInfo};
@@ -137,9 +137,7 @@ pub(crate) type Piece = (Part, usize, Vec<(&'static str, i64)>);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Part {
     /// Token ids through all layers and the final norm.
-    Trunk,
-    /// The same of one token that sees few positions.
-    Near,
+    Trunk(Sight),
     /// The next tokens and the trunk's hidden rows through the drafting layer, to its norm.
     Draft,
     /// Hidden rows to logits.
@@ -148,8 +146,11 @@ pub(crate) enum Part {
     /// As [`Part::Trunk`], the cache in pages.
     Paged,
     /// Tokens that are each of another sequence.
-    Batch,
+    Batch(Sight),
 }
+
+/// Positions that the tokens of a plan may see, where fewer than all there are make another plan of it.
+pub(crate) type Sight = Option<i64>;
 
 impl Model {
     /// `progress` is told how many of how many bytes are loaded.
@@ -189,7 +190,7 @@ impl Model {
         let long = if warps && context >= LONG { LONG } else { most };
         let whole = |n: usize| n.next_multiple_of(KV_BLOCK as usize);
         let rows = whole(context) + whole(most);
-        let block = |tokens| attention::block(tokens, numbers, Reach::Whole, rows as i64) as usize;
+        let block = |tokens| attention::block(&config, tokens, numbers, Reach::Whole, rows as i64) as usize;
         let capacity = rows.next_multiple_of(block(1).max(block(most as i64))) as i64;
         if capacity > most_rows {
             return Err(too_large);
@@ -356,7 +357,7 @@ impl Model {
         while !rest.is_empty() {
             let n = if rest.len() >= long { long } else { rest.len().min(self.chunk()) };
             let (now, after) = rest.split_at(n);
-            self.step(Part::Trunk, now, self.len)?;
+            self.step(self.trunk(now.len()), now, self.len)?;
             then(self, n, after.is_empty())?;
             self.len += n;
             rest = after;
@@ -376,27 +377,42 @@ impl Model {
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         self.device.write(&self.ids, 0, &bytes)?;
         let rows = self.rows_for(tokens.len());
-        let part = if part == Part::Trunk { self.trunk(rows, pos + rows) } else { part };
         self.launch(part, rows, &[("pos", pos as i64), ("blocks", self.blocks(part, rows, pos + rows))])
     }
 
-    /// The part that runs so many tokens, the last of which sees so many positions.
-    fn trunk(&self, rows: usize, positions: usize) -> Part {
-        let block = |part| self.block(part, rows);
-        let near = rows == 1 && positions as i64 <= DEEP.min(self.capacity);
-        if near && block(Part::Near) != block(Part::Trunk) { Part::Near } else { Part::Trunk }
+    /// The part that runs so many tokens at the next positions.
+    fn trunk(&self, tokens: usize) -> Part {
+        let rows = self.rows_for(tokens);
+        Part::Trunk(self.sight(rows, Reach::Whole, self.len + rows))
+    }
+
+    /// What suffices for so many rows, the last of which sees so many positions.
+    pub(crate) fn sight(&self, rows: usize, reach: Reach, positions: usize) -> Sight {
+        let block = |most| attention::block(&self.config, rows as i64, self.numbers, reach, most);
+        let differs = |&most: &i64| most < self.capacity && block(most) != block(self.capacity);
+        [SHALLOW, DEEP].into_iter().filter(differs).find(|&most| positions as i64 <= most)
+    }
+
+    /// All sights that plans of so many rows have.
+    pub(crate) fn sights(&self, rows: usize, reach: Reach) -> Vec<Sight> {
+        let mut all = [1, SHALLOW + 1, DEEP + 1].map(|n| self.sight(rows, reach, n as usize)).to_vec();
+        all.dedup();
+        all
     }
 
     /// Positions that a part's tokens may see.
     fn positions(&self, part: Part) -> i64 {
-        if part == Part::Near { DEEP } else { self.capacity }
+        match part {
+            Part::Trunk(sight) | Part::Batch(sight) => sight.unwrap_or(self.capacity),
+            _ => self.capacity,
+        }
     }
 
     /// Positions of a block, in a plan of so many tokens.
     pub(crate) fn block(&self, part: Part, rows: usize) -> usize {
-        let reach = if part == Part::Batch { Reach::Apart } else { Reach::Whole };
+        let reach = if let Part::Batch(_) = part { Reach::Apart } else { Reach::Whole };
         let positions = self.positions(part);
-        attention::block(rows as i64, self.numbers, reach, positions) as usize
+        attention::block(&self.config, rows as i64, self.numbers, reach, positions) as usize
     }
 
     /// Logits of the hidden state's rows from `at` on, by a plan of so many rows.
@@ -452,8 +468,7 @@ impl Model {
 
     /// What [`Model::feed`] runs for so many tokens at the next positions, one chunk: each plan's part, rows and symbols.
     pub(crate) fn pieces(&self, tokens: usize) -> [Piece; 2] {
-        let rows = self.rows_for(tokens);
-        let part = self.trunk(rows, self.len + rows);
+        let (rows, part) = (self.rows_for(tokens), self.trunk(tokens));
         let blocks = self.blocks(part, rows, self.len + rows);
         let row = (tokens - 1).min(self.chunk() - 1);
         [
@@ -480,7 +495,7 @@ impl Model {
     pub fn launches(&mut self, tokens: usize) -> Result<Vec<(Launched, usize)>, Error> {
         let rows = self.rows_for(tokens) as i64;
         let mut out: Vec<(Launched, usize)> = vec![];
-        for part in [self.trunk(rows as usize, rows as usize), Part::Head] {
+        for part in [Part::Trunk(self.sight(rows as usize, Reach::Whole, rows as usize)), Part::Head] {
             let modules = self.modules(part, rows)?;
             for launched in modules.iter().flat_map(|(m, _)| m.launches()) {
                 match out.iter_mut().find(|(l, _)| l.program.is(&launched.program)) {
@@ -510,15 +525,15 @@ impl Model {
         let reach = match part {
             // A batch's head is computed as that of a single token.
             Part::Head if rows as usize <= self.together_at_most() => Reach::Apart,
-            Part::Trunk | Part::Near | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
+            Part::Trunk(_) | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
             Part::Paged => Reach::Paged,
-            Part::Batch => Reach::Apart,
+            Part::Batch(_) => Reach::Apart,
         };
         let numbers = if reach == Reach::Apart { self.numbers.of_batch(rows) } else { self.numbers };
         let positions = self.positions(part);
         let mut p = Planner { model: self, library, choose, modules: vec![], reach, positions, numbers };
         match part {
-            Part::Trunk | Part::Near | Part::Paged | Part::Batch => p.trunk(rows)?,
+            Part::Trunk(_) | Part::Paged | Part::Batch(_) => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,
             Part::Head => p.head(rows, false)?,
             Part::DraftHead => p.head(rows, true)?,

@@ -4,7 +4,7 @@
 //! unused rows of a plan write. On a CPU a token's row is computed bit by bit alike in every batch, whatever runs beside it; on
 //! a GPU sums of more rows have another order, and from 16 rows on weights are worth unpacking for its matrix unit.
 
-use crate::attention::KV_BLOCK;
+use crate::attention::{KV_BLOCK, Reach};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::{Error, Model, Part, Piece, caches, most_rows};
 use compiler::quant::Layout;
@@ -213,8 +213,8 @@ impl Model {
             self.within(r.pos + 1, r.table)?;
         }
         let last = tokens.iter().map(|r| r.pos).max().unwrap_or(0);
-        let (block, blocks) = self.blocks_apart(rows, last + 1);
-        let pages = blocks * (block / PAGE);
+        let (part, blocks) = self.apart(rows, last + 1);
+        let pages = blocks * (self.block(part, rows) / PAGE);
         let spare = self.pages() as u32;
         let mut slots: Vec<u32> = tokens.iter().map(|r| slot(r.table, r.pos)).collect();
         slots.extend((n..rows).map(|i| self.spare_row(i)));
@@ -228,21 +228,21 @@ impl Model {
         }
         table.resize(rows * pages, spare);
         self.tell(&ids, [&slots, &positions, &[]], &table)?;
-        self.launch(Part::Batch, rows, &[("blocks", blocks as i64)])?;
+        self.launch(part, rows, &[("blocks", blocks as i64)])?;
         self.head(Part::Head, rows, 0)
     }
 
-    /// The positions of a block where rows are of different sequences, and how many blocks hold so many.
-    fn blocks_apart(&self, rows: usize, positions: usize) -> (usize, usize) {
-        let block = self.block(Part::Batch, rows);
-        (block, positions.div_ceil(block))
+    /// The part that runs rows of different sequences, and how many of its blocks hold so many positions.
+    fn apart(&self, rows: usize, positions: usize) -> (Part, usize) {
+        let part = Part::Batch(self.sight(rows, Reach::Apart, positions));
+        (part, positions.div_ceil(self.block(part, rows)))
     }
 
     /// What [`Model::batch`] runs for so many sequences, the last of their tokens at `pos`.
     pub(crate) fn pieces_apart(&self, sequences: usize, pos: usize) -> [Piece; 2] {
         let rows = self.batch_rows(sequences);
-        let blocks = self.blocks_apart(rows, pos + 1).1;
-        [(Part::Batch, rows, vec![("blocks", blocks as i64)]), (Part::Head, rows, vec![("row", 0)])]
+        let (part, blocks) = self.apart(rows, pos + 1);
+        [(part, rows, vec![("blocks", blocks as i64)]), (Part::Head, rows, vec![("row", 0)])]
     }
 
     /// The plan of a batch.
@@ -254,8 +254,11 @@ impl Model {
     pub(crate) fn prepare(&mut self, sequences: usize) -> Result<bool, Error> {
         let most = self.together_at_most().min(sequences.next_power_of_two());
         let batches = BATCHES.into_iter().filter(|&n| n >= self.fewest && n <= most);
-        let mut wanted: Vec<(Part, usize)> =
-            batches.flat_map(|n| [(Part::Batch, n), (Part::Head, n)]).collect();
+        let mut wanted: Vec<(Part, usize)> = vec![];
+        for n in batches {
+            let sights = self.sights(n, Reach::Apart);
+            wanted.extend(sights.into_iter().map(|sight| (Part::Batch(sight), n)).chain([(Part::Head, n)]));
+        }
         let prompts = self.chunks.iter().filter(|&&c| c <= PROMPT && self.prompt_rows(c) == c);
         wanted.extend(prompts.map(|&c| (Part::Paged, c)));
         let Some((part, rows)) = wanted.into_iter().find(|w| !self.plans.contains_key(w)) else {

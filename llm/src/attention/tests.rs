@@ -12,8 +12,8 @@ use runtime::device::Device;
 use runtime::interp::InterpDevice;
 use runtime::step::{Step, by_heuristic};
 
-/// Rows of the cache, of which pages are shuffled where there are any.
-const ROWS: i64 = 256;
+/// Rows of the cache, of which pages are shuffled where there are any: of few positions, and of more.
+const ROWS: [i64; 2] = [256, 1024];
 
 struct Shape {
     groups: i64,
@@ -30,11 +30,13 @@ fn build<'g>(
     s: &Shape,
     numbers: Numbers,
     reach: Reach,
-    positions: &[i64],
+    (rows, positions): (i64, &[i64]),
 ) -> ([Tensor<'g>; 2], Env) {
-    let c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
+    let mut c = Config::read(&synth::open("llama-3.2-1b:q4_0", Changes::default()).unwrap()).unwrap();
+    c.heads = s.groups * s.heads;
+    c.attention = config::Attention::Gqa { kv_heads: s.groups, key: s.key, value: s.value };
     let (t, mut rng, mut env) = (positions.len() as i64, Rng::new(7), Env::default());
-    let at = Place::new(g, &c, t, (ROWS, ROWS), numbers, reach);
+    let at = Place::new(g, &c, t, (rows, rows), numbers, reach);
     let mut input = |name: &str, dims: &[i64], like: DType| {
         let x = g.input(name, like, dims.to_vec());
         let bytes = fill(like, dims.iter().product::<i64>() as usize, Fill::Normal(1.0), &mut rng);
@@ -42,19 +44,24 @@ fn build<'g>(
         x
     };
     let q = input("q", &[t, s.groups, s.heads, s.key], DType::F32);
-    let keys = input("keys", &[ROWS, s.groups, s.key], numbers.cache());
-    let own = (!s.latent).then(|| input("values", &[ROWS, s.groups, s.value], numbers.cache()));
+    let keys = input("keys", &[rows, s.groups, s.key], numbers.cache());
+    let own = (!s.latent).then(|| input("values", &[rows, s.groups, s.value], numbers.cache()));
     let blocks = positions.iter().max().unwrap() / at.block + 1;
     env.symbols.extend([("blocks".into(), blocks), ("pos".into(), positions[0])]);
     if let Some(p) = &at.paging {
         let words = |of: Vec<i64>| of.iter().flat_map(|&w| (w as i32).to_le_bytes()).collect::<Vec<u8>>();
         let pages = blocks * at.block / KV_BLOCK;
         env.set(p.positions, words(positions.to_vec()));
-        env.set(p.table, words((0..t * pages).map(|i| (i * 5 + 3) % (ROWS / KV_BLOCK)).collect()));
+        env.set(p.table, words((0..t * pages).map(|i| (i * 5 + 3) % (rows / KV_BLOCK)).collect()));
     }
     let keys = at.seen(keys);
     let values = own.map_or_else(|| keys.slice(-1, 0..s.value), |v| at.seen(v));
-    assert_eq!(at.block, PIECE);
+    let wanted = match reach {
+        _ if !at.by_warps || rows > SHALLOW => PIECE,
+        Reach::Whole => LITTLE,
+        _ => KV_BLOCK,
+    };
+    assert_eq!(at.block, wanted);
     ([attend(q, keys, values, 0.2, &at), attend_at_once(q, keys, values, 0.2, &at)], env)
 }
 
@@ -76,12 +83,15 @@ fn pieces_say_what_the_whole_says() {
             // The first has pieces of which it sees nothing.
             (Reach::Apart, &[1, 200, 127]),
         ] {
-            for (activations, unit) in
-                [(Activations::F32, None), (Activations::Int8, None), (Activations::Int8, Some(Unit::Warp))]
-            {
+            for (activations, unit, rows) in [
+                (Activations::F32, None, ROWS[0]),
+                (Activations::Int8, None, ROWS[0]),
+                (Activations::Int8, Some(Unit::Warp), ROWS[0]),
+                (Activations::Int8, Some(Unit::Warp), ROWS[1]),
+            ] {
                 let g = Graph::new();
                 let numbers = Numbers { activations, unit, spread: true, several: false };
-                let ([y, whole], env) = build(&g, &s, numbers, reach, positions);
+                let ([y, whole], env) = build(&g, &s, numbers, reach, (rows, positions));
                 // Queries and shares are rounded for a matrix unit.
                 let bound = if unit.is_some() && heads >= HEADS { 2e-3 } else { 1e-5 };
                 let inputs = env.buffers.iter().map(|(slot, bytes)| {

@@ -274,9 +274,9 @@ impl Model {
         let mut known: HashMap<usize, Vec<Explained>> = HashMap::new();
         for (n, (module, _)) in modules.iter().enumerate() {
             let place = match part {
-                Part::Trunk | Part::Near | Part::Batch if n == 0 => Place::Embedding,
-                Part::Trunk | Part::Near | Part::Batch if n == last => Place::FinalNorm,
-                Part::Trunk | Part::Near | Part::Batch => {
+                Part::Trunk(_) | Part::Batch(_) if n == 0 => Place::Embedding,
+                Part::Trunk(_) | Part::Batch(_) if n == last => Place::FinalNorm,
+                Part::Trunk(_) | Part::Batch(_) => {
                     Place::Layer { index: n - 1, kind: self.layers[n - 1].kind }
                 }
                 _ => Place::Head,

@@ -16,11 +16,19 @@ use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
 use driver::{Call, Context, Graph, Kernel, Memory};
 use stamps::Stamped;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What the generated code takes for granted of a buffer's start.
 const ALIGN: u64 = 16;
+
+/// The driver hands out pages of 2 MiB, and a model has hundreds of buffers that would leave half of one empty: up to so many
+/// bytes they lie in allocations of this size, each freed with the last of its buffers.
+const SMALL: usize = 8 << 20;
+const SHARED: usize = 64 << 20;
+
+/// Where small buffers begin.
+const BOUNDARY: usize = 256;
 
 pub struct CudaDevice {
     context: Arc<Context>,
@@ -28,6 +36,8 @@ pub struct CudaDevice {
     name: String,
     multiprocessors: u32,
     l2_bytes: usize,
+    /// What small buffers are cut from, and how much of it is taken.
+    shared: Mutex<Option<(Arc<Memory>, usize)>>,
 }
 
 /// A plan as a graph.
@@ -60,7 +70,7 @@ impl CudaDevice {
         let (multiprocessors, l2_bytes) = (context.multiprocessors()?, context.l2_bytes()?);
         let target = Ptx::new(sm);
         let name = format!("{} ({multiprocessors} SMs, {})", context.device_name()?, target.name());
-        Ok(CudaDevice { context, target, name, multiprocessors, l2_bytes })
+        Ok(CudaDevice { context, target, name, multiprocessors, l2_bytes, shared: Mutex::default() })
     }
 
     pub fn multiprocessors(&self) -> u32 {
@@ -80,7 +90,7 @@ impl CudaDevice {
 
     /// That the slice's buffer is of this GPU.
     fn own(&self, slice: &Slice) -> Result<(), Error> {
-        let memory = slice.buffer().memory::<Memory>()?;
+        let memory = slice.buffer().memory::<Arc<Memory>>()?;
         if Arc::ptr_eq(memory.context(), &self.context) {
             return Ok(());
         }
@@ -155,8 +165,18 @@ impl Device for CudaDevice {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
-        let memory = self.context.alloc(bytes)?;
-        Ok(Buffer::new(memory.address(), bytes, memory))
+        if bytes > SMALL {
+            let memory = Arc::new(self.context.alloc(bytes)?);
+            return Ok(Buffer::new(memory.address(), bytes, memory));
+        }
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let (memory, taken) = match shared.take().filter(|(_, taken)| taken + bytes <= SHARED) {
+            Some(known) => known,
+            None => (Arc::new(self.context.alloc(SHARED)?), 0),
+        };
+        let buffer = Buffer::new(memory.address() + taken as u64, bytes, memory.clone());
+        *shared = Some((memory, taken + bytes.next_multiple_of(BOUNDARY)));
+        Ok(buffer)
     }
 
     fn write(&self, to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error> {

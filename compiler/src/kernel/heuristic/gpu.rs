@@ -93,13 +93,13 @@ impl<'g> Proposal<'g, '_> {
         let inputs: Vec<_> =
             self.reduces(stage).into_iter().filter(|(_, a)| over.contains(&a.range)).collect();
         let [around @ .., (last, k)] = &inputs[..] else { return false };
-        // A thread takes neighbouring inputs: a block of them, or eight.
+        // A thread takes neighbouring inputs, four threads all of a product's: a block of them, or eight or four.
         let by_four = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e % 4 == 0);
         let whole = k.extent().is_some_and(|e| e <= 32 && e % 4 == 0);
         let before = (self.s.clone(), self.opts.clone());
         let (inputs, unrolled) = match around.iter().rfind(by_four).filter(|_| whole) {
             Some((outer, _)) => (*outer, 0),
-            None => (*last, 8),
+            None => (*last, if k.extent().is_none_or(|e| e % 32 == 0) { 8 } else { 4 }),
         };
         if !self.put(Action::Unroll, *last, unrolled) || !self.put(Action::Mma, m, inputs) {
             (self.s, self.opts) = before;
@@ -131,10 +131,10 @@ impl<'g> Proposal<'g, '_> {
                 rows /= n;
             }
         }
-        // The products of a kernel have the same threads.
+        // The products of a kernel have the same threads, or some more where rows are shared by twos.
         let lanes = self.caps.lanes as i64;
         let before = self.s.warps.iter().filter(|w| w.stage != stage).map(|w| self.s.threads(w.stage)).max();
-        let shared = before.unwrap_or(LARGEST);
+        let shared = before.map_or(LARGEST, |threads| (threads as u64).next_power_of_two() as i64);
         let all = if single { WARPS * PROCESSORS } else { shared / lanes };
         let groups = self.warps_of_a_sum(stage, &found[0].over, all);
         let block = match groups {
