@@ -10,15 +10,17 @@ use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
 use compiler::bundle::Bundle;
 use compiler::codegen::linearize;
-use compiler::graph::{Ex, Graph, Op};
+use compiler::graph::{Ex, Graph, Op, topo};
 use compiler::kernel::split::{Phase, phases};
 use compiler::kernel::{Illegal, Opt, heuristic};
 use compiler::linear::{Count, Linear};
 use compiler::pipeline;
 use compiler::schedule::{self, Grain, Kernel, buffer_bytes};
 use compiler::tensor::Tensor;
+use compiler::text::expr;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::fmt::Write;
 use std::sync::Arc;
 
 pub struct Step {
@@ -140,7 +142,7 @@ impl Library {
     }
 
     fn get(&mut self, device: &dyn Device, kernel: &Kernel, choose: &mut dyn Choose) -> Result<Known, Error> {
-        let key = format!("{:?} {kernel}", kernel.g.symbols());
+        let key = known_by(kernel);
         if let Some(known) = self.kernels.get(&key) {
             return Ok(known.clone());
         }
@@ -157,6 +159,24 @@ impl Library {
         self.kernels.insert(key, known.clone());
         Ok(known)
     }
+}
+
+/// All that a kernel is compiled from: its text, how far its sums go, and the bounds of the symbols that it has. Those of
+/// others may differ, so that plans for more positions share what does not see them.
+fn known_by(kernel: &Kernel) -> String {
+    let (mut text, symbols) = (kernel.to_string(), kernel.g.symbols());
+    let dims = kernel.buffers().into_iter().flat_map(|(b, _)| b.dims());
+    for e in topo(&kernel.stores().into_iter().chain(kernel.rows.clone()).chain(dims).collect::<Vec<_>>()) {
+        let _ = match e.op() {
+            Op::Range(..) => {
+                let extent = e.args().first().map_or(String::new(), |n| expr(*n));
+                writeln!(text, "{} < {extent}", expr(e))
+            }
+            Op::Symbol(i) => writeln!(text, "{:?}", symbols[i as usize]),
+            _ => Ok(()),
+        };
+    }
+    text
 }
 
 /// Loaded kernels in order, by the slots of the graph that they came from.
@@ -315,5 +335,30 @@ fn slot(buffer: Ex) -> u32 {
     match buffer.op() {
         Op::Buffer(slot) => slot,
         op => panic!("{op:?} is no buffer"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use compiler::dtype::DType;
+
+    /// How a sum of so many numbers is known, and one that has a symbol of such a bound.
+    fn known(summed: i64, bound: i64) -> [String; 2] {
+        let g = Graph::new();
+        let n = g.symbol("n", (1, bound));
+        let [x, y] = [g.int(64), n].map(|n| g.input("x", DType::F32, [n]));
+        let sums = [x.slice(0, 0..summed).sum(0), y.sum(0)];
+        let kernels = pipeline::schedule(&g, &sums, Grain::CPU).kernels;
+        // Without the name, which says how much the last stage sums.
+        let text = |k: &Kernel| known_by(&Kernel { name: "k".into(), ..k.clone() });
+        [text(&kernels[0]), text(&kernels[1])]
+    }
+
+    #[test]
+    fn plans_share_what_does_not_see_their_bounds() {
+        assert_eq!(known(32, 8)[0], known(32, 16)[0]);
+        assert_ne!(known(32, 8)[1], known(32, 16)[1]);
+        assert_ne!(known(32, 8)[0], known(16, 8)[0]);
     }
 }
