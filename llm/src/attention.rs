@@ -21,10 +21,11 @@ pub const KV_BLOCK: i64 = 32;
 /// The same where each block is a piece of the work: so many are worth the sums of values that a piece leaves in memory.
 const PIECE: i64 = 64;
 
-/// How many positions a piece for a matrix unit has, by how many there may be. Of few, each is little, so that they are
-/// spread over more processors: a piece takes as long as its processor's way to memory. Of very many, fewer are added up.
-pub const SHALLOW: i64 = 512;
+/// Where there may be more positions, a matrix unit has twice as many a piece: fewer pieces are added up at the end.
 pub const DEEP: i64 = 8192;
+
+/// Where there may be no more, it has this many: what one processor would wait for, more of them wait for side by side.
+pub const SHALLOW: i64 = 512;
 const LITTLE: i64 = 16;
 
 /// The same where a matrix unit takes four blocks at once.

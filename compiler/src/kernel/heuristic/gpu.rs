@@ -131,7 +131,7 @@ impl<'g> Proposal<'g, '_> {
                 rows /= n;
             }
         }
-        // The products of a kernel have the same threads, or some more where rows are shared by twos.
+        // The products of a kernel have the same threads, those behind the first a power of two, as their rows divide.
         let lanes = self.caps.lanes as i64;
         let before = self.s.warps.iter().filter(|w| w.stage != stage).map(|w| self.s.threads(w.stage)).max();
         let shared = before.map_or(LARGEST, |threads| (threads as u64).next_power_of_two() as i64);
