@@ -336,8 +336,9 @@ fn attend_in_pieces<'g>(
     let scores = at.masked(product(q, pieces(keys)) * scale, key, 0, 0);
     let most = scores.max(-1);
     let e = narrow((scores - most).exp());
-    let y = product(e, pieces(values).transpose(-1, -2));
-    let [most, sum, y] = [most, e.widen().sum(-1), y].map(|x| x.contiguous());
+    // Means over a piece's positions are no larger than its values: what holds these holds them, and there are many.
+    let y = narrow(product(e, pieces(values).transpose(-1, -2)) * (1.0 / at.block as f32));
+    let [most, sum, y] = [most, e.widen().mean(-1), y].map(|x| x.contiguous());
     // The pieces last. Where rows are few, some columns have their own sums of them: more to do, but for more processors.
     // The rows are those of the product behind: heads by themselves where each has a matrix of its own.
     let (all, v) = (groups * heads, y.size(-1));
@@ -351,12 +352,16 @@ fn attend_in_pieces<'g>(
         let dims = rows.iter().chain(row).map(|&n| g.int(n)).chain([at.blocks]);
         x.reshape(dims.collect::<Vec<_>>())
     };
-    let (most, sum, y) = (last(most, 1, &[]), last(sum, 1, &[]), last(y, v, &[columns]));
+    let (most, sum, y) = (last(most, 1, &[]), last(sum, 1, &[]), last(y.widen(), v, &[columns]));
+    let each = |x: Tensor<'g>| x.unsqueeze(-2).expand(y.dims());
+    // Computed for every column: quicker than to be stored and read again. So are the sums where columns are few.
     let top = most.max(-1);
-    // Computed where it is used: quicker than to be stored and read again.
-    let share = (most.unsqueeze(-2).expand(y.dims()) - top.unsqueeze(-2)).exp();
-    let sum = (sum * (most - top).exp()).sum(-1);
-    ((y * share).sum(-1).squeeze(-1) * sum.recip()).reshape([t, groups, heads, v])
+    let share = (each(most) - top.unsqueeze(-2)).exp();
+    let sum = match columns < v {
+        true => (each(sum) * share).sum(-1),
+        false => (sum * (most - top).exp()).sum(-1).unsqueeze(-2),
+    };
+    ((y * share).sum(-1) * sum.recip()).reshape([t, groups, heads, v])
 }
 
 /// A projection with an optional bias.

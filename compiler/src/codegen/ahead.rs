@@ -12,7 +12,7 @@ use crate::rules::sum::Sum;
 pub const LINE: i64 = 128;
 
 /// Most bytes of one stretch: a block that reads more is at it long enough.
-const MOST: i64 = 128 << 10;
+const MOST: i64 = 160 << 10;
 
 /// Blocks that run at a time: later ones start too late to fetch anything ahead.
 const BLOCKS: i64 = 2048;

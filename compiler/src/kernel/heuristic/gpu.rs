@@ -45,6 +45,11 @@ const ACTIVATIONS: i64 = 32 << 20;
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
+/// Terms of a sum of unknown length from which on its loads are wider rather than more, and those that threads for half as
+/// many add up without a second round.
+const LONG: i64 = 32;
+const LONGER: i64 = 128;
+
 impl<'g> Proposal<'g, '_> {
     pub(super) fn gpu_stage(&mut self, stage: usize) {
         if self.by_warps(stage) {
@@ -243,6 +248,16 @@ impl<'g> Proposal<'g, '_> {
         let (lanes, k) = (self.caps.lanes as i64, sums[0]);
         let single = self.s.kernel.stages.len() == 1;
         let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        let terms = work(k.1.range);
+        if !single && k.1.extent().is_none() && terms > LONG && all <= lanes {
+            let each = if terms <= LONGER { TILE } else { 2 * TILE } as usize;
+            self.put(Action::Vector, column, TILE as usize);
+            self.put(Action::Lane, k.0, TILE as usize);
+            self.fill(stage, lanes);
+            self.put(Action::Group, k.0, each);
+            self.put(Action::Unroll, k.0, each);
+            return;
+        }
         // As many pieces as it takes to have threads enough.
         let most = if single { 2 * STAGED } else { block } / lanes;
         let pieces = if single { (FULL / all).clamp(1, most) } else { most };
