@@ -45,8 +45,8 @@ const ACTIVATIONS: i64 = 32 << 20;
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
-/// Terms of a sum of unknown length from which on its loads are wider rather than more, and those that threads for half as
-/// many add up without a second round.
+/// A sum of unknown length that may have more terms than this is loaded four columns at a time, so that most of its terms are
+/// on their way at once; where it may have more than the second, by twice as many threads with twice as many each.
 const LONG: i64 = 32;
 const LONGER: i64 = 128;
 
