@@ -357,9 +357,10 @@ fn attend_in_pieces<'g>(
     // Computed for every column: quicker than to be stored and read again. So are the sums where columns are few.
     let top = most.max(-1);
     let share = (each(most) - top.unsqueeze(-2)).exp();
-    let sum = match columns < v {
-        true => (each(sum) * share).sum(-1),
-        false => (sum * (most - top).exp()).sum(-1).unsqueeze(-2),
+    let sum = if columns < v {
+        (each(sum) * share).sum(-1)
+    } else {
+        (sum * (most - top).exp()).sum(-1).unsqueeze(-2)
     };
     ((y * share).sum(-1) * sum.recip()).reshape([t, groups, heads, v])
 }

@@ -12,8 +12,9 @@ use runtime::device::Device;
 use runtime::interp::InterpDevice;
 use runtime::step::{Step, by_heuristic};
 
-/// Rows of the cache, of which pages are shuffled where there are any: of few positions, and of more.
-const ROWS: [i64; 2] = [256, 1024];
+/// Rows of the cache, of which pages are shuffled where there are any: of few positions, of more, and of so many that their
+/// pieces are added up in another way, or are larger.
+const ROWS: [i64; 4] = [256, 1024, 8192, 20480];
 
 struct Shape {
     groups: i64,
@@ -57,6 +58,7 @@ fn build<'g>(
     let keys = at.seen(keys);
     let values = own.map_or_else(|| keys.slice(-1, 0..s.value), |v| at.seen(v));
     let wanted = match reach {
+        _ if at.by_warps && rows > DEEP => 2 * PIECE,
         _ if !at.by_warps || rows > SHALLOW => PIECE,
         Reach::Whole => LITTLE,
         _ => KV_BLOCK,
@@ -89,30 +91,52 @@ fn pieces_say_what_the_whole_says() {
                 (Activations::Int8, Some(Unit::Warp), ROWS[0]),
                 (Activations::Int8, Some(Unit::Warp), ROWS[1]),
             ] {
-                let g = Graph::new();
                 let numbers = Numbers { activations, unit, spread: true, several: false };
-                let ([y, whole], env) = build(&g, &s, numbers, reach, (rows, positions));
-                // Queries and shares are rounded for a matrix unit.
-                let bound = if unit.is_some() && heads >= HEADS { 2e-3 } else { 1e-5 };
-                let inputs = env.buffers.iter().map(|(slot, bytes)| {
-                    let slice = device.alloc(bytes.len()).unwrap().whole();
-                    device.write(&slice, 0, bytes).unwrap();
-                    (*slot, slice)
-                });
-                let mut step =
-                    Step::new(&device, &g, &[y], &inputs.collect(), by_heuristic(&device)).unwrap();
-                let symbols: Vec<i64> = g.symbols().iter().map(|s| env.symbols[&s.name]).collect();
-                step.run(&device, &symbols).unwrap();
-                let mut got = vec![0; step.outputs()[0].len()];
-                device.read(&step.outputs()[0], 0, &mut got).unwrap();
-                let got = got.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                let want = eval(&[whole], &env).swap_remove(0).floats();
-                for (i, (got, want)) in got.zip(want).enumerate() {
-                    let near = (got - want).abs() < bound;
-                    assert!(near, "{reach:?} {positions:?} {groups}x{heads}: {i} is {got}, not {want}");
-                }
+                compare(&device, &s, numbers, reach, (rows, positions));
             }
         }
+    }
+}
+
+/// 66 pieces, which take a second round of loads, and 33 larger ones.
+#[test]
+fn many_pieces_say_what_the_whole_says() {
+    let device = InterpDevice::like(Ptx::new(90).caps());
+    let s = Shape { groups: 1, heads: 16, key: 72, value: 64, latent: true };
+    let numbers =
+        Numbers { activations: Activations::Int8, unit: Some(Unit::Warp), spread: true, several: false };
+    for rows in &ROWS[2..] {
+        compare(&device, &s, numbers, Reach::Whole, (*rows, &[4200]));
+    }
+}
+
+fn compare(
+    device: &InterpDevice,
+    s: &Shape,
+    numbers: Numbers,
+    reach: Reach,
+    (rows, positions): (i64, &[i64]),
+) {
+    let g = Graph::new();
+    let ([y, whole], env) = build(&g, s, numbers, reach, (rows, positions));
+    // Queries and shares are rounded for a matrix unit.
+    let bound = if numbers.unit.is_some() && s.heads >= HEADS { 2e-3 } else { 1e-5 };
+    let inputs = env.buffers.iter().map(|(slot, bytes)| {
+        let slice = device.alloc(bytes.len()).unwrap().whole();
+        device.write(&slice, 0, bytes).unwrap();
+        (*slot, slice)
+    });
+    let mut step = Step::new(device, &g, &[y], &inputs.collect(), by_heuristic(device)).unwrap();
+    let symbols: Vec<i64> = g.symbols().iter().map(|s| env.symbols[&s.name]).collect();
+    step.run(device, &symbols).unwrap();
+    let mut got = vec![0; step.outputs()[0].len()];
+    device.read(&step.outputs()[0], 0, &mut got).unwrap();
+    let got = got.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let want = eval(&[whole], &env).swap_remove(0).floats();
+    for (i, (got, want)) in got.zip(want).enumerate() {
+        let near = (got - want).abs() < bound;
+        let Shape { groups, heads, .. } = s;
+        assert!(near, "{rows} rows, {reach:?} {positions:?} {groups}x{heads}: {i} is {got}, not {want}");
     }
 }
 

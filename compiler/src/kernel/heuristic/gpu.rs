@@ -250,9 +250,10 @@ impl<'g> Proposal<'g, '_> {
         let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         let terms = work(k.1.range);
         if !single && k.1.extent().is_none() && terms > LONG && all <= lanes {
-            let each = if terms <= LONGER { TILE } else { 2 * TILE } as usize;
-            self.put(Action::Vector, column, TILE as usize);
-            self.put(Action::Lane, k.0, TILE as usize);
+            let four = TILE as usize;
+            let each = if terms <= LONGER { four } else { 2 * four };
+            self.put(Action::Vector, column, four);
+            self.put(Action::Lane, k.0, four);
             self.fill(stage, lanes);
             self.put(Action::Group, k.0, each);
             self.put(Action::Unroll, k.0, each);
