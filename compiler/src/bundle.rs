@@ -12,11 +12,12 @@ use crate::linear::{Count, Inst, Linear, Op};
 pub struct Bundle {
     name: String,
     parts: Vec<Linear>,
+    settled: Vec<bool>,
 }
 
 impl From<Linear> for Bundle {
     fn from(one: Linear) -> Bundle {
-        Bundle { name: one.name.clone(), parts: vec![one] }
+        Bundle::new(vec![one])
     }
 }
 
@@ -37,7 +38,14 @@ impl Bundle {
         for part in &parts[..parts.len() - 1] {
             assert!(matches!(part.grid, Count::Const(_)), "the grid of {} depends on symbols", part.name);
         }
-        Bundle { name, parts }
+        let settled = vec![false; parts.iter().map(|p| p.buffers.len()).sum()];
+        Bundle { name, parts, settled }
+    }
+
+    /// The same, launched where these of its buffer arguments are not written by the launch before.
+    pub fn with_settled(self, settled: Vec<bool>) -> Bundle {
+        assert_eq!(settled.len(), self.settled.len(), "buffers of {}", self.name);
+        Bundle { settled, ..self }
     }
 
     pub fn name(&self) -> &str {
@@ -52,6 +60,10 @@ impl Bundle {
     /// Element type of each buffer argument and whether it is written.
     pub fn buffers(&self) -> impl Iterator<Item = (DType, bool)> {
         self.parts.iter().flat_map(|p| p.buffers.iter().copied())
+    }
+    /// Which buffer arguments hold what they will be read for before the launch before has ended.
+    pub fn settled(&self) -> &[bool] {
+        &self.settled
     }
     /// Number of grid indices of all parts.
     pub fn grid(&self, symbols: &[i64]) -> u64 {

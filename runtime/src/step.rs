@@ -10,7 +10,7 @@ use crate::device::{Device, Error, Prepared, Program};
 use crate::plan::Plan;
 use compiler::bundle::Bundle;
 use compiler::codegen::linearize;
-use compiler::graph::{Ex, Graph, Op, topo};
+use compiler::graph::{Ex, Graph, Id, Op, topo};
 use compiler::kernel::split::{Phase, phases};
 use compiler::kernel::{Illegal, Opt, heuristic};
 use compiler::linear::{Count, Linear};
@@ -18,8 +18,8 @@ use compiler::pipeline;
 use compiler::schedule::{self, Grain, Kernel, buffer_bytes};
 use compiler::tensor::Tensor;
 use compiler::text::expr;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -122,18 +122,24 @@ impl Known {
 #[derive(Default)]
 pub struct Library {
     kernels: HashMap<String, Known>,
-    /// What is launched, by where the texts of its parts lie.
-    programs: HashMap<Vec<usize>, Program>,
+    /// What is launched, by where the texts of its parts lie and which of its buffers are settled.
+    programs: HashMap<(Vec<usize>, Vec<bool>), Program>,
 }
 
 impl Library {
-    /// The kernels as one launch.
-    fn launched(&mut self, device: &dyn Device, parts: Vec<Compiled>) -> Result<Launched, Error> {
-        let key = parts.iter().map(|p| p.text.as_ptr() as usize).collect();
+    /// The kernels as one launch; of the buffers those that are `settled` are not written by the launch before.
+    fn launched(
+        &mut self,
+        device: &dyn Device,
+        parts: Vec<Compiled>,
+        settled: Vec<bool>,
+    ) -> Result<Launched, Error> {
+        let key = (parts.iter().map(|p| p.text.as_ptr() as usize).collect(), settled.clone());
         let program = match self.programs.entry(key) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(free) => {
                 let bundle = Bundle::new(parts.iter().map(|p| Linear::clone(&p.linear)).collect());
+                let bundle = bundle.with_settled(settled);
                 let code = device.target().emit_bundle(&bundle);
                 free.insert(device.load_bundle(bundle, code)?).clone()
             }
@@ -150,7 +156,10 @@ impl Library {
             let known = Known::new(device, kernel, schedule)?;
             // What may be launched with others is loaded with them.
             if !device.target().bundles() {
-                known.phases.iter().try_for_each(|p| self.launched(device, vec![p.clone()]).map(drop))?;
+                for phase in &known.phases {
+                    let settled = vec![false; phase.linear.buffers.len()];
+                    self.launched(device, vec![phase.clone()], settled)?;
+                }
             }
             Ok(known)
         };
@@ -217,10 +226,22 @@ impl Module {
         program.kernels = groups.iter().flatten().map(|&k| program.kernels[k].clone()).collect();
         let moments: Vec<usize> = groups.iter().enumerate().flat_map(|(m, g)| vec![m; g.len()]).collect();
         let arena = schedule::plan_memory(&program, &moments);
-        let launches = groups
-            .iter()
-            .map(|g| library.launched(device, g.iter().map(|&k| kernels[k].clone()).collect()))
-            .collect::<Result<_, _>>()?;
+        let mut launches = vec![];
+        // What another module's last launch writes is not known.
+        let (mut before, mut rest): (Option<HashSet<Id>>, _) = (None, &program.kernels[..]);
+        for group in &groups {
+            let (own, others) = rest.split_at(group.len());
+            rest = others;
+            let buffers: Vec<(Ex, bool)> = own.iter().flat_map(Kernel::buffers).collect();
+            let settled = |(b, _): &(Ex, bool)| before.as_ref().is_some_and(|w| !w.contains(&b.id));
+            let settled = match device.target().bundles() {
+                true => buffers.iter().map(settled).collect(),
+                false => vec![false; buffers.len()],
+            };
+            let parts = group.iter().map(|&k| kernels[k].clone()).collect();
+            launches.push(library.launched(device, parts, settled)?);
+            before = Some(buffers.iter().filter(|(_, written)| *written).map(|(b, _)| b.id).collect());
+        }
         let temps = program.temps.iter().filter_map(|t| {
             let at = arena.offsets.get(&t.id)?;
             Some((slot(*t), *at, buffer_bytes(*t)))

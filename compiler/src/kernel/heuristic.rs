@@ -38,9 +38,11 @@ const INDICES: i64 = 512;
 pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
     p.by_segments();
-    let kept = if p.keep_tiles() { p.s.kernel.stages.len() - 1 } else { p.keep_weights() };
-    for stage in kept..p.s.kernel.stages.len() {
-        if caps.lanes > 1 { p.gpu_stage(stage) } else { p.cpu_stage(stage) }
+    if caps.lanes > 1 {
+        p.gpu();
+    } else {
+        let kept = if p.keep_tiles() { p.s.kernel.stages.len() - 1 } else { p.keep_weights() };
+        (kept..p.s.kernel.stages.len()).for_each(|stage| p.cpu_stage(stage));
     }
     p.spread();
     p.opts

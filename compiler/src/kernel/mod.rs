@@ -8,6 +8,7 @@ pub mod heuristic;
 mod keep;
 pub mod mma;
 pub mod search;
+mod share;
 pub mod split;
 mod tiles;
 
@@ -56,7 +57,8 @@ pub enum Action {
     /// the first axis then.
     Split,
     /// Weights that this output axis shares are unpacked once, into local memory; where products are of bf16, the axis
-    /// goes through a tile unit. Comes first; the axes are numbered anew.
+    /// goes through a tile unit. On a GPU, for the rows of a kernel of several stages: matrices that their products read
+    /// are copied to local memory. Comes first; the axes are numbered anew.
     Keep,
     /// Tokens along an output axis go through a warp's matrix unit, the inputs along the reduction `n` being divided among
     /// threads.
@@ -218,7 +220,7 @@ impl<'g> Scheduled<'g> {
         let single = self.kernel.stages.len() == 1;
         let n = match (opt.n as i64, axis.extent()) {
             (0, Some(e)) => e,
-            (0, None) if opt.action == Action::Grid => 0,
+            (0, None) if matches!(opt.action, Action::Grid | Action::Keep) => 0,
             (0, None) => refuse!("{opt}: the axis has no constant size"),
             (n, _) => n,
         };
@@ -228,7 +230,10 @@ impl<'g> Scheduled<'g> {
         {
             refuse!("{opt}: the tile unit takes the stage as it is");
         }
-        if axis.role == Role::Row && !single && !matches!(opt.action, Action::Grid | Action::Swap) {
+        if axis.role == Role::Row
+            && !single
+            && !matches!(opt.action, Action::Grid | Action::Swap | Action::Keep)
+        {
             refuse!("{opt}: the stages share local memory, which holds one row");
         }
         let lanes = matches!(opt.action, Action::Lane | Action::Vector | Action::Dot4);
@@ -292,6 +297,7 @@ impl<'g> Scheduled<'g> {
             }
             Action::Split if !reduce => refuse!("{opt}: wants a reduction"),
             Action::Split => self.split_sum(opt.axis as usize, n)?,
+            Action::Keep if threads && axis.role == Role::Row && !single => self.share()?,
             Action::Keep if reduce || threads => refuse!("{opt}: wants an output axis, and a CPU"),
             Action::Keep if tiles::sums_tiles(self.kernel.stages[0].store, axis.range) => match caps.tile {
                 true => self.keep_tiles(opt.axis as usize)?,

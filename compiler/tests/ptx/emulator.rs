@@ -110,6 +110,8 @@ struct Thread {
     id: u64,
     pc: usize,
     regs: Vec<u64>,
+    /// Copies to shared memory that it has not waited for: to where and from where.
+    copies: Vec<[u64; 2]>,
 }
 
 pub fn run(text: &str, grid: i64, threads: u32, shared: usize, buffers: &mut [Vec<u8>], symbols: &[i64]) {
@@ -118,7 +120,8 @@ pub fn run(text: &str, grid: i64, threads: u32, shared: usize, buffers: &mut [Ve
     let mut m = Machine { kernel: &kernel, buffers, symbols, shared: vec![0xcd; shared], block: 0 };
     for block in 0..grid as u64 {
         m.block = block;
-        let thread = |id| Thread { id, pc: 0, regs: vec![0xdead_beef_dead_beef; kernel.registers] };
+        let regs = vec![0xdead_beef_dead_beef; kernel.registers];
+        let thread = |id| Thread { id, pc: 0, regs: regs.clone(), copies: vec![] };
         m.run_block((0..threads as u64).map(thread).collect());
     }
 }
@@ -205,6 +208,18 @@ impl Machine<'_> {
                 }
             }
             ("prefetch", _) => {}
+            // A copy is done as late as it may be.
+            ("cp", [Operand::At(to, a), Operand::At(from, b), Operand::Imm(16)]) => {
+                let places = [(to, a), (from, b)].map(|(base, at)| t.regs[*base].wrapping_add_signed(*at));
+                t.copies.push(places);
+            }
+            ("cp", []) => {
+                for [to, from] in std::mem::take(&mut t.copies) {
+                    assert_eq!((to % 16, from % 16), (0, 0), "misaligned {op:?}");
+                    let raw = self.bytes(&["ld", "global"], from, 0, 16).to_vec();
+                    self.bytes(&["st", "shared"], to, 0, 16).copy_from_slice(&raw);
+                }
+            }
             ("mov", [Operand::Reg(d), Operand::Name(name)]) => {
                 t.regs[*d] = match name.as_str() {
                     "%ctaid.x" => self.block,

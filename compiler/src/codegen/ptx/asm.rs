@@ -232,6 +232,11 @@ impl Asm {
     pub fn store(&mut self, guard: Option<Piece>, op: &str, at: Address, src: &[Piece]) {
         self.line(&format!("{}{op} {}, {}", guard_text(guard), bracket(at), tuple(src)));
     }
+    /// 16 bytes from global to shared memory.
+    pub fn copy_async(&mut self, guard: Option<Piece>, to: Address, from: Address) {
+        let guard = guard_text(guard);
+        self.line(&format!("{guard}cp.async.cg.shared.global {}, {}, 16", bracket(to), bracket(from)));
+    }
     pub fn prefetch(&mut self, guard: Option<Piece>, at: Address) {
         self.line(&format!("{}prefetch.global.L2 {}", guard_text(guard), bracket(at)));
     }

@@ -35,7 +35,8 @@ impl Ptx {
             };
             let mut e = Emitter::new(part);
             e.asm = asm;
-            e.seat = Seat { params, block: Some(block), threads, resident };
+            let settled = bundle.settled()[params..params + part.buffers.len()].to_vec();
+            e.seat = Seat { params, block: Some(block), threads, resident, settled };
             self.body(&mut e);
             asm = e.asm;
             if let Some(end) = end {
@@ -46,7 +47,7 @@ impl Ptx {
             params += part.buffers.len();
         }
         let shared = parts.iter().map(|p| shared_offsets(p).1).max().unwrap_or(0);
-        let seat = Seat { params, block: None, threads, resident };
+        let seat = Seat { params, block: None, threads, resident, settled: vec![] };
         module(bundle.name(), params, &seat, shared, self.sm, &asm)
     }
 }

@@ -4,7 +4,8 @@
 //! two points where code repeats, loads from memory that nobody writes stand before everything else, with what their
 //! addresses want, as many as there are registers for: those that are on their way at a time are waited for once. Those
 //! of what no other block reads go first, as they come from far. What all blocks read is near by after the first time,
-//! and goes there only where all blocks of a launch run at once. Invariant: only the order changes, and never past an
+//! and goes there only where all blocks of a launch run at once. What the launch before does not write is loaded, or
+//! copied to local memory, before that launch is waited for. Invariant: only the order changes, and never past an
 //! instruction that a moved one depends on.
 
 use super::Seat;
@@ -51,6 +52,8 @@ pub enum Step {
     Inst(usize),
     /// A load that was moved.
     Early(usize),
+    /// From here on what the launch before writes can be read.
+    Wait,
     /// The end of the loads that were moved: the driver's assembler would move them back to save registers.
     Fence,
 }
@@ -65,21 +68,40 @@ pub fn order(program: &Linear, start: usize, seat: &Seat) -> Vec<Step> {
         None if seat.threads <= SMALL => FEW,
         None => FEWER,
     } as usize;
+    let settled: Vec<bool> = seat
+        .settled
+        .iter()
+        .zip(&program.buffers)
+        .map(|(settled, (_, written))| *settled && !written)
+        .collect();
     let meets = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. });
     let (mut steps, mut loops) = (vec![], vec![]);
     let mut at = start;
-    while at < program.code.len() {
+    loop {
         let rest = &program.code[at..];
         let n = rest.iter().position(meets).unwrap_or(rest.len());
         // A fence is for threads that go the same way.
         let together = !loops.contains(&false);
         let near = loops.is_empty() && seat.resident.is_some();
-        let first = first(program, &own, near, &rest[..n], if together { most } else { 0 });
+        let mut first = first(program, &own, near, &rest[..n], if together { most } else { 0 });
         let far = |i: &usize| matches!(rest[*i], Inst::Load { mem: Mem::Global(_), .. });
-        let step = |i: usize| if far(&i) { Step::Early(at + i) } else { Step::Inst(at + i) };
-        steps.extend((0..n).filter(|i| first.contains(i)).map(step));
-        steps.extend((first.iter().filter(|i| far(i)).count() > 1).then_some(Step::Fence));
-        steps.extend((0..n).filter(|i| !first.contains(i)).map(|i| Step::Inst(at + i)));
+        let early = |chosen: &HashSet<usize>| {
+            let step = |i: usize| if far(&i) { Step::Early(at + i) } else { Step::Inst(at + i) };
+            let fence = (chosen.iter().filter(|i| far(i)).count() > 1).then_some(Step::Fence);
+            (0..n).filter(|i| chosen.contains(i)).map(step).chain(fence).collect::<Vec<_>>()
+        };
+        let mut ready = HashSet::new();
+        if at == start {
+            // Threads that wait for the launch before wait for their loads too: others would take their turn later.
+            let loads = if seat.resident.is_some() { first.clone() } else { HashSet::new() };
+            ready = self::ready(&rest[..n], &loads, &settled);
+            first.retain(|i| !ready.contains(i));
+            steps.extend(early(&ready));
+            steps.push(Step::Wait);
+        }
+        steps.extend(early(&first));
+        let moved = |i: &usize| first.contains(i) || ready.contains(i);
+        steps.extend((0..n).filter(|i| !moved(i)).map(|i| Step::Inst(at + i)));
         match rest.get(n) {
             Some(Inst::Loop { extent, .. }) => loops.push(!apart.contains(extent)),
             Some(Inst::End { .. }) => drop(loops.pop()),
@@ -87,8 +109,48 @@ pub fn order(program: &Linear, start: usize, seat: &Seat) -> Vec<Step> {
         }
         steps.extend((n < rest.len()).then_some(Step::Inst(at + n)));
         at += n + 1;
+        if at >= program.code.len() {
+            return steps;
+        }
     }
-    steps
+}
+
+/// The instructions of the first stretch that go before the wait: the ones of `first` that only read what is settled, and
+/// copies of such to local memory, before threads meet, with what they want.
+fn ready(stretch: &[Inst], first: &HashSet<usize>, settled: &[bool]) -> HashSet<usize> {
+    let maker = makers(stretch);
+    let (mut ready, mut late, mut touched) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let mut met = false;
+    for (i, inst) in stretch.iter().enumerate() {
+        let load = |r: &Reg| maker.get(r).is_some_and(|&at| matches!(stretch[at], Inst::Load { .. }));
+        let (known, copies) = match inst {
+            Inst::Op { .. } => (true, false),
+            Inst::Load { mem: Mem::Global(b), .. } => (settled[*b as usize], false),
+            Inst::Store { mem: mem @ Mem::Local(_), value, .. } => {
+                (!met && !touched.contains(mem) && load(value), true)
+            }
+            _ => (false, false),
+        };
+        met |= matches!(inst, Inst::Barrier { .. });
+        if !known || inst.uses().iter().any(|r| late.contains(r)) {
+            late.extend(inst.defs());
+            touched.extend(inst.memory());
+        } else if copies || first.contains(&i) {
+            let mut wanted = vec![i];
+            while let Some(i) = wanted.pop() {
+                if ready.insert(i) {
+                    wanted.extend(stretch[i].uses().iter().filter_map(|r| maker.get(r)));
+                }
+            }
+        }
+    }
+    ready
+}
+
+/// Where registers are made in a stretch.
+fn makers(stretch: &[Inst]) -> HashMap<Reg, usize> {
+    let made = |(i, inst): (usize, &Inst)| inst.defs().into_iter().map(move |r| (r, i)).collect::<Vec<_>>();
+    stretch.iter().enumerate().flat_map(made).collect()
 }
 
 /// Registers that depend on some instructions.
@@ -119,11 +181,7 @@ fn from(program: &Linear, source: impl Fn(&Inst) -> bool) -> HashSet<Reg> {
 
 /// The instructions of a stretch that go to its start.
 fn first(program: &Linear, own: &HashSet<Reg>, near: bool, stretch: &[Inst], most: usize) -> HashSet<usize> {
-    let maker: HashMap<Reg, usize> = stretch
-        .iter()
-        .enumerate()
-        .flat_map(|(i, inst)| inst.defs().into_iter().map(move |r| (r, i)))
-        .collect();
+    let maker = makers(stretch);
     let stored: HashSet<Mem> = stretch
         .iter()
         .filter_map(|i| if let Inst::Store { mem, .. } = i { Some(*mem) } else { None })
@@ -179,7 +237,7 @@ mod tests {
     use crate::text::linear::parse;
 
     /// What becomes of a program of so many blocks: g0 is written, g1 is not, and %0 is the block.
-    fn ordered(blocks: usize) -> Vec<Step> {
+    fn ordered(blocks: usize, settled: bool) -> Vec<Step> {
         let text = format!(
             "linear a grid {blocks} threads 64\nbuffer g0: f32 written\nbuffer g1: f32\n\
             %0: i64 = Grid\n%1: i64 = Thread\n%2: f32 = load g1[%1]\nstore g0[%1] = %2\n\
@@ -188,24 +246,34 @@ mod tests {
             store g0[%0] = %8\nend [] -> []\nstore g0[%0] = %5\n"
         );
         let program = parse(&text).unwrap();
-        order(&program, 0, &Seat::of(&program))
+        order(&program, 0, &Seat { settled: vec![settled; 2], ..Seat::of(&program) })
     }
 
     #[test]
     fn loads_move_past_barriers_and_not_past_loops() {
         use Step::*;
-        let first = [Inst(0), Inst(1), Early(2), Inst(4), Early(5), Early(7), Fence];
+        let first = [Inst(0), Inst(1), Inst(4), Wait, Early(2), Early(5), Early(7), Fence];
         let want: Vec<Step> =
             first.into_iter().chain([3, 6, 8, 9, 10, 11, 12, 13, 14, 15].map(Inst)).collect();
-        assert_eq!(ordered(8), want);
+        assert_eq!(ordered(8, false), want);
+    }
+
+    #[test]
+    fn what_is_settled_is_loaded_before_the_wait() {
+        use Step::*;
+        let first = [Inst(0), Inst(1), Early(2), Inst(4), Early(5), Early(7), Fence, Wait];
+        let want: Vec<Step> =
+            first.into_iter().chain([3, 6, 8, 9, 10, 11, 12, 13, 14, 15].map(Inst)).collect();
+        assert_eq!(ordered(8, true), want);
     }
 
     #[test]
     fn what_all_blocks_read_stays_where_blocks_take_turns() {
         use Step::*;
-        let first = [Inst(0), Inst(1), Inst(4), Early(5), Early(7), Fence];
+        let first = [Wait, Inst(0), Inst(1), Inst(4), Early(5), Early(7), Fence];
         let want: Vec<Step> =
             first.into_iter().chain([2, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15].map(Inst)).collect();
-        assert_eq!(ordered(1 << 20), want);
+        assert_eq!(ordered(1 << 20, false), want);
+        assert_eq!(ordered(1 << 20, true), want);
     }
 }

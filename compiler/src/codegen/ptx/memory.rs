@@ -4,7 +4,7 @@
 //! the index do not prove aligned is read in smaller parts, down to elements.
 
 use super::asm::{Address, Piece};
-use super::{Emitter, pieces};
+use super::{Emitter, Fact, pieces};
 use crate::dtype::{DType, Scalar};
 use crate::linear::{Mem, Reg};
 
@@ -90,10 +90,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Bytes that the element `index + offset` is known to be aligned to, at most 16.
     fn alignment(&self, index: Reg, offset: i64, unit: usize) -> usize {
-        let zeros = self.fact(index).zeros.min(offset.trailing_zeros());
-        unit << zeros.min((16 / unit).ilog2())
+        alignment(self.fact(index), offset, unit)
     }
 
     fn load_op(&self, mem: Mem) -> &'static str {
@@ -105,7 +103,7 @@ impl Emitter<'_> {
         }
     }
     /// The predicate of lane `l`; a scalar gate covers all lanes.
-    fn gate(&mut self, gate: Option<Reg>, l: usize) -> Option<Piece> {
+    pub(super) fn gate(&mut self, gate: Option<Reg>, l: usize) -> Option<Piece> {
         let all = &self.values[gate?.0 as usize];
         let p = *all.get(l).unwrap_or(&all[0]);
         Some(self.asm.pred(p))
@@ -119,6 +117,9 @@ impl Emitter<'_> {
         let raw = memory_type(t);
         let unit = t.scalar.bytes();
         let at = self.address(mem, index, offset, unit);
+        if self.copied_from(dst, at) {
+            return;
+        }
         let op = self.load_op(mem);
         let words = if self.by_lane(t, gate) {
             let mut lanes = vec![];
@@ -197,6 +198,9 @@ impl Emitter<'_> {
         let raw = memory_type(t);
         let unit = t.scalar.bytes();
         let at = self.address(mem, index, offset, unit);
+        if self.copied_to(mem, at, value, gate) {
+            return;
+        }
         let op = match mem {
             Mem::Global(_) => "st.global",
             Mem::Local(_) => "st.shared",
@@ -244,6 +248,12 @@ impl Emitter<'_> {
             self.asm.prefetch(gate.map(|g| self.scalar(g)), at);
         }
     }
+}
+
+/// Bytes that the element `index + offset` is known to be aligned to, at most 16.
+pub(super) fn alignment(index: Fact, offset: i64, unit: usize) -> usize {
+    let zeros = index.zeros.min(offset.trailing_zeros());
+    unit << zeros.min((16 / unit).ilog2())
 }
 
 /// How a type lies in memory: a bool as a byte.

@@ -13,6 +13,7 @@ mod arith;
 mod asm;
 mod bundle;
 mod bytes;
+mod copies;
 mod early;
 mod facts;
 mod lanes;
@@ -27,9 +28,10 @@ use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use crate::scalar::Binary;
 use asm::{Address, Asm, Piece};
 use bytes::Bytes;
+use copies::Copies;
 use early::Step;
 use facts::{Fact, facts};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// Bytes of shared memory a kernel may declare statically; what is larger the launch must ask for.
@@ -70,20 +72,28 @@ impl Ptx {
         let fetch = |i: &Inst| matches!(i, Inst::Prefetch { .. });
         let pure = code.iter().take_while(|i| fetch(i) || matches!(i, Inst::Op { .. })).count();
         let ahead = &code[..code[..pure].iter().rposition(fetch).map_or(0, |at| at + 1)];
-        ahead.iter().enumerate().for_each(|(at, inst)| e.inst(at, inst));
-        if self.overlaps() {
-            // The next kernel may start as soon as the one before this one has ended, not earlier: what that one reads
-            // would be cached under the next, which was started before this one overwrites it, and loads of constant
-            // memory find it there. With other loads an earlier start is no faster.
-            e.asm.line("griddepcontrol.wait");
-            e.asm.line("griddepcontrol.launch_dependents");
+        let steps = early::order(e.program, ahead.len(), &e.seat);
+        let later: HashSet<Mem> = steps
+            .iter()
+            .skip_while(|s| **s != Step::Wait)
+            .filter_map(|s| {
+                if let Step::Early(at) | Step::Inst(at) = s { Some(code[*at].memory()) } else { None }
+            })
+            .flatten()
+            .collect();
+        let loaded = |i: &Inst| matches!(i, Inst::Prefetch { mem, .. } if !later.contains(mem));
+        for (at, inst) in ahead.iter().enumerate().filter(|(_, i)| !loaded(i)) {
+            e.inst(at, inst);
         }
-        self.stamp(e, 0, "min");
         e.dismiss();
-        for step in early::order(e.program, ahead.len(), &e.seat) {
+        for step in steps {
             let at = match step {
                 Step::Fence => {
                     e.asm.line("bar.warp.sync 0xffffffff");
+                    continue;
+                }
+                Step::Wait => {
+                    self.wait(e);
                     continue;
                 }
                 Step::Early(at) | Step::Inst(at) => at,
@@ -95,6 +105,24 @@ impl Ptx {
             e.inst(at, &code[at]);
         }
         self.stamp(e, 1, "max");
+    }
+
+    /// Waits for the launch before and lets the next one start: as soon as the one before this one has ended, not earlier.
+    /// So the next finds settled what this one does not write, and loads of constant memory do not find what was there
+    /// before this one overwrote it. With other loads an earlier start is no faster.
+    fn wait(&self, e: &mut Emitter) {
+        if self.overlaps() {
+            e.asm.line("griddepcontrol.wait");
+            e.asm.line("griddepcontrol.launch_dependents");
+        }
+        self.stamp(e, 0, "min");
+    }
+
+    /// An entry of one program.
+    fn alone(&self, mut e: Emitter) -> Code {
+        self.body(&mut e);
+        let (program, shared) = (e.program, shared_offsets(e.program).1);
+        Code::Text(module(&program.name, program.buffers.len(), &e.seat, shared, self.sm, &e.asm))
     }
 
     /// The time, if it is wanted, as the first thread of each block sees it.
@@ -134,10 +162,7 @@ impl Target for Ptx {
     }
 
     fn emit(&self, program: &Linear) -> Code {
-        let mut e = Emitter::new(program);
-        self.body(&mut e);
-        let shared = shared_offsets(program).1;
-        Code::Text(module(&program.name, program.buffers.len(), &e.seat, shared, self.sm, &e.asm))
+        self.alone(Emitter::new(program))
     }
 
     fn bundles(&self) -> bool {
@@ -146,7 +171,11 @@ impl Target for Ptx {
 
     fn emit_bundle(&self, bundle: &Bundle) -> Code {
         match bundle.parts() {
-            [one] => self.emit(one),
+            [one] => {
+                let mut e = Emitter::new(one);
+                e.seat.settled = bundle.settled().to_vec();
+                self.alone(e)
+            }
             _ => Code::Text(self.side_by_side(bundle)),
         }
     }
@@ -213,13 +242,16 @@ struct Seat {
     threads: u32,
     /// Blocks that are to run on a multiprocessor at a time, where that is known.
     resident: Option<i64>,
+    /// Its buffers that the launch before does not write.
+    settled: Vec<bool>,
 }
 
 impl Seat {
     /// In an entry of its own.
     fn of(program: &Linear) -> Seat {
         let resident = early::resident(std::slice::from_ref(program), program.threads);
-        Seat { params: 0, block: None, threads: program.threads, resident }
+        let settled = vec![false; program.buffers.len()];
+        Seat { params: 0, block: None, threads: program.threads, resident, settled }
     }
 }
 
@@ -243,6 +275,7 @@ struct Emitter<'a> {
     /// Shifts of packed vectors whose masking is left to the `And` that uses them; the mask of one lane.
     unmasked: HashMap<Reg, u32>,
     bytes: Bytes,
+    copies: Copies,
     /// Base address of each buffer (64 bits) and local (32 bits).
     globals: Vec<Piece>,
     locals: Vec<Piece>,
@@ -263,6 +296,7 @@ impl<'a> Emitter<'a> {
         Emitter {
             unmasked: unmasked_shifts(program, &facts),
             bytes: Bytes::new(program, &facts),
+            copies: Copies::new(program, &facts),
             program,
             seat: Seat::of(program),
             asm: Asm::default(),
@@ -345,6 +379,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn inst(&mut self, at: usize, inst: &Inst) {
+        self.settle(at, inst);
         match inst {
             Inst::Op { dst, .. } if self.bytes.unneeded(*dst) => {}
             Inst::Op { dst, op, args } => {

@@ -283,6 +283,24 @@ fn unaligned_vectors_are_read_in_parts() {
 }
 
 #[test]
+fn copies_to_local_memory_need_no_registers() {
+    let source = "linear k grid 4 threads 64\nbuffer g0: f16\nbuffer g1: f16 written\nlocal l0: f16[512]\n\
+        %0: i64 = Thread\n%1: i64 = 8\n%2: i64 = Mul %0 %1\n%3: f16x8 = load g0[%2]\nstore l0[%2] = %3\n\
+        barrier\n%4: f16x8 = load l0[%2]\nstore g1[%2] = %4\n";
+    let program = text::linear::parse(source).unwrap();
+    let order = |settled: bool| {
+        let bundle = Bundle::from(program.clone()).with_settled(vec![settled, false]);
+        let Code::Text(text) = Ptx::new(90).emit_bundle(&bundle) else { panic!("PTX is text") };
+        assert!(!text.contains("ld.global"), "{text}");
+        let parts = ["griddepcontrol.wait", "cp.async.cg", "cp.async.wait_all", "bar.sync", "ld.shared"];
+        parts.map(|p| text.find(p).expect(p))
+    };
+    let [wait, copy, rest @ ..] = order(true);
+    assert!(copy < wait && wait < rest[0] && rest.is_sorted());
+    assert!(order(false).is_sorted());
+}
+
+#[test]
 fn small_indices_are_32_bit_and_large_ones_64() {
     let code = "
         %2: i64 = 100
@@ -302,12 +320,14 @@ fn small_indices_are_32_bit_and_large_ones_64() {
     mov.u32 %r2, %ctaid.x;
     mul.lo.s32 %r3, %r2, 100;
     add.s32 %r4, %r3, %r1;
-    mad.wide.s32 %rd8, %r4, 4, %rd2;
-    ld.global.b32 %r5, [%rd8];
-    mul.wide.s32 %rd9, %r2, 0x3B9ACA00;
-    cvt.s64.s32 %rd10, %r1;
-    add.s64 %rd11, %rd9, %rd10;
-    shl.b64 %rd12, %rd11, 2;
+    mul.wide.s32 %rd8, %r2, 0x3B9ACA00;
+    cvt.s64.s32 %rd9, %r1;
+    add.s64 %rd10, %rd8, %rd9;
+    griddepcontrol.wait;
+    griddepcontrol.launch_dependents;
+    mad.wide.s32 %rd11, %r4, 4, %rd2;
+    ld.global.b32 %r5, [%rd11];
+    shl.b64 %rd12, %rd10, 2;
     add.s64 %rd13, %rd12, %rd2;
     ld.global.b32 %r6, [%rd13];
     bar.warp.sync 0xffffffff;

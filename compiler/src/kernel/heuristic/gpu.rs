@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::kernel::tiles::{multiple, products};
 use crate::kernel::{Action, Axis, Role, consumers, step};
+use crate::schedule::Stage;
 use std::collections::HashSet;
 
 /// Threads of a block where blocks are many.
@@ -51,7 +52,47 @@ const LONG: i64 = 32;
 const LONGER: i64 = 128;
 
 impl<'g> Proposal<'g, '_> {
-    pub(super) fn gpu_stage(&mut self, stage: usize) {
+    pub(super) fn gpu(&mut self) {
+        let copies = self.keep_matrices();
+        (copies..self.s.kernel.stages.len()).for_each(|stage| self.gpu_stage(stage));
+        (0..copies).for_each(|stage| self.copy(stage));
+    }
+
+    /// Copies matrices to local memory where that holds them; gives the number of stages that do.
+    fn keep_matrices(&mut self) -> usize {
+        let (before, stages) = ((self.s.clone(), self.opts.clone()), self.s.kernel.stages.len());
+        if !self.put(Action::Keep, 0, 0) {
+            return 0;
+        }
+        let copies = self.s.kernel.stages.len() - stages;
+        let bytes = |stage: &Stage<'g>| {
+            let to = stage.store.arg(0);
+            to.arg(0).as_int().unwrap_or(0) * to.dtype().bytes() as i64
+        };
+        let bytes: i64 = self.s.kernel.stages[..copies].iter().map(bytes).sum();
+        if bytes > self.caps.local_bytes as i64 * 7 / 8 {
+            (self.s, self.opts) = before;
+            return 0;
+        }
+        copies
+    }
+
+    /// A stage that copies rows: eight threads a row, so that they write to all banks.
+    fn copy(&mut self, stage: usize) {
+        let threads = (0..self.s.kernel.stages.len()).map(|s| self.s.threads(s)).max().unwrap_or(1);
+        let held = self.caps.vector_bytes as usize / self.s.kernel.stages[stage].store.dtype().bytes();
+        let [(row, _), (column, _)] = self.outs(stage)[..] else { return };
+        let even = |p: &Self, axis: usize, most: i64| divisor(p.s.axes[axis].extent().unwrap_or(1), most);
+        self.put(Action::Vector, column, held);
+        let beside = even(self, column, 8);
+        self.put(Action::Local, column, beside as usize);
+        let rows = even(self, row, threads / beside);
+        self.put(Action::Local, row, rows as usize);
+        self.put(Action::Unroll, column, 0);
+        self.put(Action::Unroll, row, 0);
+    }
+
+    fn gpu_stage(&mut self, stage: usize) {
         if self.by_warps(stage) {
             return;
         }
@@ -102,11 +143,19 @@ impl<'g> Proposal<'g, '_> {
         let by_four = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e % 4 == 0);
         let whole = k.extent().is_some_and(|e| e <= 32 && e % 4 == 0);
         let before = (self.s.clone(), self.opts.clone());
+        let weights = products(store, a.range).expect("just found")[0].weights;
+        let near = weights.op() == Op::Load && matches!(weights.arg(0).op(), Op::Local(_));
+        let along = near && step(weights, k.range) == Some(1);
         let (inputs, unrolled) = match around.iter().rfind(by_four).filter(|_| whole) {
             Some((outer, _)) => (*outer, 0),
+            // Threads that read every other row of local memory read from all banks.
+            None if near && !along && k.extent().is_some_and(|e| e % 64 == 0) => (*last, 2),
             None => (*last, if k.extent().is_none_or(|e| e % 32 == 0) { 8 } else { 4 }),
         };
-        if !self.put(Action::Unroll, *last, unrolled) || !self.put(Action::Mma, m, inputs) {
+        let put = self.put(Action::Unroll, *last, unrolled)
+            && self.put(Action::Mma, m, inputs)
+            && (unrolled != 2 || self.put(Action::Unroll, *last, 2));
+        if !put {
             (self.s, self.opts) = before;
             return false;
         }
