@@ -233,7 +233,10 @@ impl Module {
             let (own, others) = rest.split_at(group.len());
             rest = others;
             let buffers: Vec<(Ex, bool)> = own.iter().flat_map(Kernel::buffers).collect();
-            let settled = |(b, _): &(Ex, bool)| before.as_ref().is_some_and(|w| !w.contains(&b.id));
+            // What kernels leave for one another is near by, and to wait for it early delays what is not.
+            let settled = |(b, _): &(Ex, bool)| {
+                before.as_ref().is_some_and(|w| !w.contains(&b.id)) && !program.temps.contains(b)
+            };
             let settled = match device.target().bundles() {
                 true => buffers.iter().map(settled).collect(),
                 false => vec![false; buffers.len()],
