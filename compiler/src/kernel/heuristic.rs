@@ -11,6 +11,7 @@ use super::{Action, Axis, Opt, Role, Scheduled, byte_factors, reductions};
 use crate::codegen::Caps;
 use crate::dtype::DType;
 use crate::graph::{Ex, Id, Kind, Op, topo};
+use crate::pipeline;
 use crate::rewrite::substitute;
 use crate::rules::simplify1;
 use crate::rules::sum::affine;
@@ -35,11 +36,22 @@ const SIDE: i64 = 4;
 /// Indices of a grid that are enough for all cores.
 const INDICES: i64 = 512;
 
-pub fn propose<'g>(kernel: &Kernel<'g>, caps: &Caps) -> Vec<Opt> {
+pub fn propose(kernel: &Kernel, caps: &Caps) -> Vec<Opt> {
+    let opts = proposed(kernel, caps, true);
+    let keeps = caps.lanes > 1 && opts.first().is_some_and(|o| o.action == Action::Keep);
+    // A GPU's local memory may not hold matrices and what else the stages put there.
+    match keeps && !pipeline::compiles(kernel, &opts, caps) {
+        true => proposed(kernel, caps, false),
+        false => opts,
+    }
+}
+
+fn proposed<'g>(kernel: &Kernel<'g>, caps: &Caps, matrices: bool) -> Vec<Opt> {
     let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
     p.by_segments();
     if caps.lanes > 1 {
-        p.gpu();
+        let copies = if matrices { p.keep_matrices() } else { 0 };
+        p.gpu_stages(copies);
     } else {
         let kept = if p.keep_tiles() { p.s.kernel.stages.len() - 1 } else { p.keep_weights() };
         (kept..p.s.kernel.stages.len()).for_each(|stage| p.cpu_stage(stage));

@@ -1,8 +1,9 @@
 //! Matrices that the products of a row read, in local memory.
 //!
 //! In: a kernel of several stages with sums of products of 16 bits, as loops, two of which read the same matrix. Out: the
-//! same with a stage before them for each matrix, which copies it. Stages that read the same one have one copy. Rows of local memory are a little longer than
-//! what they hold: what threads read of several rows at a time would come from the same banks.
+//! same with a stage before them for each matrix, which copies it. Stages that read the same one have one copy. Rows of
+//! local memory are a little longer than what they hold: what threads read of several rows at a time would come from the
+//! same banks.
 
 use super::{Illegal, Scheduled, reductions};
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};

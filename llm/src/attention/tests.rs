@@ -110,6 +110,18 @@ fn many_pieces_say_what_the_whole_says() {
     }
 }
 
+/// Queries that a block's local memory holds with the cache's rows and the scores, that leave no room for these, and more.
+#[test]
+fn more_heads_than_local_memory_holds() {
+    let device = InterpDevice::like(Ptx::new(86).caps());
+    let numbers =
+        Numbers { activations: Activations::Int8, unit: Some(Unit::Warp), spread: true, several: false };
+    for heads in [24, 80, 160, 400] {
+        let s = Shape { groups: 1, heads, key: 96, value: 64, latent: true };
+        compare(&device, &s, numbers, Reach::Whole, (ROWS[1], &[3]));
+    }
+}
+
 fn compare(
     device: &InterpDevice,
     s: &Shape,

@@ -71,6 +71,9 @@ impl Emitter<'_> {
 
     /// Waits for copies before an instruction that needs them or that lets other threads have them.
     pub(super) fn settle(&mut self, at: usize, inst: &Inst) {
+        if self.copies.under_way.is_empty() {
+            return;
+        }
         let edge = |i: &Inst| matches!(i, Inst::Loop { .. } | Inst::End { .. } | Inst::Barrier { .. });
         let reads = |i: &Inst| {
             let stores = matches!(i, Inst::Store { .. });
@@ -86,7 +89,7 @@ impl Emitter<'_> {
             }
             other => reads(other),
         };
-        if settles && !self.copies.under_way.is_empty() {
+        if settles {
             self.asm.line("cp.async.wait_all");
             self.copies.under_way.clear();
         }

@@ -9,7 +9,6 @@ use crate::dtype::DType;
 use crate::graph::{Ex, Id, Kind, Op, topo};
 use crate::kernel::tiles::{multiple, products};
 use crate::kernel::{Action, Axis, Role, consumers, step};
-use crate::schedule::Stage;
 use std::collections::HashSet;
 
 /// Threads of a block where blocks are many.
@@ -52,29 +51,17 @@ const LONG: i64 = 32;
 const LONGER: i64 = 128;
 
 impl<'g> Proposal<'g, '_> {
-    pub(super) fn gpu(&mut self) {
-        let copies = self.keep_matrices();
-        (copies..self.s.kernel.stages.len()).for_each(|stage| self.gpu_stage(stage));
-        (0..copies).for_each(|stage| self.copy(stage));
+    /// Copies matrices that stages share to local memory; gives the number of stages that do.
+    pub(super) fn keep_matrices(&mut self) -> usize {
+        let stages = self.s.kernel.stages.len();
+        self.put(Action::Keep, 0, 0);
+        self.s.kernel.stages.len() - stages
     }
 
-    /// Copies matrices to local memory where that holds them; gives the number of stages that do.
-    fn keep_matrices(&mut self) -> usize {
-        let (before, stages) = ((self.s.clone(), self.opts.clone()), self.s.kernel.stages.len());
-        if !self.put(Action::Keep, 0, 0) {
-            return 0;
-        }
-        let copies = self.s.kernel.stages.len() - stages;
-        let bytes = |stage: &Stage<'g>| {
-            let to = stage.store.arg(0);
-            to.arg(0).as_int().unwrap_or(0) * to.dtype().bytes() as i64
-        };
-        let bytes: i64 = self.s.kernel.stages[..copies].iter().map(bytes).sum();
-        if bytes > self.caps.local_bytes as i64 * 7 / 8 {
-            (self.s, self.opts) = before;
-            return 0;
-        }
-        copies
+    /// All stages, of which the first copy.
+    pub(super) fn gpu_stages(&mut self, copies: usize) {
+        (copies..self.s.kernel.stages.len()).for_each(|stage| self.gpu_stage(stage));
+        (0..copies).for_each(|stage| self.copy(stage));
     }
 
     /// A stage that copies rows: eight threads a row, so that they write to all banks.
