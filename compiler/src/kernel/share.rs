@@ -42,7 +42,7 @@ impl<'g> Scheduled<'g> {
         if found.iter().all(|parts| parts.len() == 1) {
             refuse!("keep: no matrix that two products read");
         }
-        // The largest first: the others are on their way with it.
+        // The longest first: it is on its way while the others wait for what was just written.
         found.sort_by_key(|parts| std::cmp::Reverse(parts[0].rows));
         let taken = |e: Ex<'g>| if let Op::Local(n) = e.op() { n + 1 } else { 0 };
         let free = topo(&self.kernel.stores()).into_iter().map(taken).max().unwrap_or(0);
