@@ -69,6 +69,10 @@ impl Bundle {
     pub fn grid(&self, symbols: &[i64]) -> u64 {
         self.parts.iter().map(|p| p.grid.eval(symbols).max(0) as u64).sum()
     }
+    /// Does the grid depend on the symbols, or is there none?
+    pub fn varies(&self) -> bool {
+        self.parts.iter().any(|p| !matches!(p.grid, Count::Const(1..)))
+    }
     /// Threads of a block: what the largest part wants.
     pub fn threads(&self) -> u32 {
         self.parts.iter().map(|p| p.threads).max().unwrap_or(1)

@@ -45,8 +45,8 @@ struct State {
     graph: Graph,
     /// Every launch's parameters: buffers and the place of its symbols.
     args: Vec<Vec<u64>>,
-    /// The grids that the graph has now.
-    grids: Vec<u32>,
+    /// The launches whose grids depend on the symbols, and the grids that the graph has now.
+    varying: Vec<(usize, u32)>,
     /// Which of the plan's symbols lie where in `memory`.
     layout: Vec<usize>,
     /// What `memory` holds: the value of each entry of `layout`.
@@ -115,34 +115,31 @@ impl CudaDevice {
         Err(Error::Foreign { what: format!("program {}", launch.program().name()) })
     }
 
-    /// Writes the symbol values if they changed, and gives every launch with its grid to `go`.
-    fn step<R>(
-        &self,
-        prepared: &mut Prepared,
-        symbols: &[i64],
-        go: impl FnOnce(&mut State, &[Call]) -> Result<R, Error>,
-    ) -> Result<R, Error> {
-        let (plan, state) = prepared.step::<State>(symbols)?;
+    /// Writes the symbol values and sets the grids that depend on them, where they are not what they were: the GPU idles
+    /// meanwhile.
+    fn tell(&self, plan: &Plan, state: &mut State, symbols: &[i64]) -> Result<(), Error> {
         let values: Vec<i64> = state.layout.iter().map(|&s| symbols[s]).collect();
-        if values != state.values {
-            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            // SAFETY: `memory` was allocated for as many values.
-            unsafe { self.context.upload(state.memory.address(), &bytes)? };
-            state.values = values;
+        if values == state.values {
+            return Ok(());
         }
-        let args = std::mem::take(&mut state.args);
-        let calls: Result<Vec<_>, _> = plan
-            .launches()
-            .iter()
-            .zip(&args)
-            .map(|(launch, args)| {
-                let own: Vec<i64> = launch.symbols(symbols).collect();
-                Ok(Call { kernel: self.kernel(launch)?, grid: grid(launch, &own)?, args })
-            })
-            .collect();
-        let result = calls.and_then(|calls| go(state, &calls));
-        state.args = args;
-        result
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        // SAFETY: `memory` was allocated for as many values.
+        unsafe { self.context.upload(state.memory.address(), &bytes)? };
+        for (i, grid) in &mut state.varying {
+            let call = self.call(&plan.launches()[*i], &state.args[*i], symbols)?;
+            if *grid != call.grid {
+                state.graph.set_grid(*i, &call)?;
+                *grid = call.grid;
+            }
+        }
+        state.values = values;
+        Ok(())
+    }
+
+    /// A launch as the graph has it.
+    fn call<'a>(&self, launch: &'a Launch, args: &'a [u64], symbols: &[i64]) -> Result<Call<'a>, Error> {
+        let own: Vec<i64> = launch.symbols(symbols).collect();
+        Ok(Call { kernel: self.kernel(launch)?, grid: grid(launch, &own)?, args })
     }
 }
 
@@ -239,40 +236,40 @@ impl Device for CudaDevice {
             let symbols = memory.address() + 8 * start as u64;
             args.push(launch.args().iter().map(Slice::address).chain([symbols]).collect::<Vec<_>>());
         }
-        // Every grid is set before the first step; until then any will do.
-        let calls: Result<Vec<_>, Error> = plan
-            .launches()
-            .iter()
-            .zip(&args)
-            .map(|(launch, args)| Ok(Call { kernel: self.kernel(launch)?, grid: 1, args }))
-            .collect();
+        // A grid that varies is set before the first step; until then any will do.
+        let mut varying = vec![];
+        let calls = plan.launches().iter().zip(&args).enumerate().map(|(i, (launch, args))| {
+            let varies = launch.program().bundle().varies();
+            if varies {
+                varying.push((i, 1));
+            }
+            let grid = if varies { 1 } else { grid(launch, &[])? };
+            Ok(Call { kernel: self.kernel(launch)?, grid, args })
+        });
+        let calls: Vec<Call> = calls.collect::<Result<_, Error>>()?;
         // SAFETY: `load` trusts the code, and `Prepared` keeps the programs, their buffers and the symbols alive.
-        let graph = unsafe { Graph::new(&self.context, &calls?)? };
-        let grids = vec![1; args.len()];
-        Ok(Prepared::new(plan, State { graph, args, grids, layout, values: vec![], memory, stamped: None }))
+        let graph = unsafe { Graph::new(&self.context, &calls)? };
+        Ok(Prepared::new(plan, State { graph, args, varying, layout, values: vec![], memory, stamped: None }))
     }
 
     fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error> {
-        self.step(prepared, symbols, |state, calls| {
-            for (i, call) in calls.iter().enumerate() {
-                if state.grids[i] != call.grid {
-                    state.graph.set_grid(i, call)?;
-                    state.grids[i] = call.grid;
-                }
-            }
-            state.graph.launch()
-        })
+        let (plan, state) = prepared.step::<State>(symbols)?;
+        self.tell(plan, state, symbols)?;
+        state.graph.launch()
     }
 
     fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error> {
-        self.step(prepared, symbols, |_, calls| {
-            // Events in the graph itself: the time between kernels does not depend on how fast they are submitted.
-            // SAFETY: as in `prepare`.
-            let (graph, events) = unsafe { Graph::timed(&self.context, calls)? };
-            graph.launch()?;
-            self.context.synchronize()?;
-            events.windows(2).map(|w| w[1].since(&w[0])).collect()
-        })
+        let (plan, state) = prepared.step::<State>(symbols)?;
+        self.tell(plan, state, symbols)?;
+        let calls = plan.launches().iter().zip(&state.args);
+        let calls: Vec<Call> =
+            calls.map(|(launch, args)| self.call(launch, args, symbols)).collect::<Result<_, _>>()?;
+        // Events in the graph itself: the time between kernels does not depend on how fast they are submitted.
+        // SAFETY: as in `prepare`.
+        let (graph, events) = unsafe { Graph::timed(&self.context, &calls)? };
+        graph.launch()?;
+        self.context.synchronize()?;
+        events.windows(2).map(|w| w[1].since(&w[0])).collect()
     }
 
     fn spans(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Span>, Error> {
