@@ -167,6 +167,8 @@ pub struct Symbol {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferInfo {
     pub name: String,
+    /// Does nothing write it from the first step on?
+    pub constant: bool,
 }
 
 #[derive(Default)]
@@ -290,7 +292,7 @@ impl Graph {
 
     pub fn new_buffer(&self, name: &str, dtype: DType, shape: &[Ex<'_>]) -> Ex<'_> {
         let mut buffers = self.buffers.borrow_mut();
-        buffers.push(BufferInfo { name: name.into() });
+        buffers.push(BufferInfo { name: name.into(), constant: false });
         let slot = buffers.len() as u32 - 1;
         drop(buffers);
         let shape: Vec<Id> = shape.iter().map(|d| d.id).collect();
@@ -299,6 +301,11 @@ impl Graph {
 
     pub fn buffer(&self, slot: u32) -> BufferInfo {
         self.buffers.borrow()[slot as usize].clone()
+    }
+
+    /// Says that a buffer holds the same in every step, as weights do.
+    pub fn set_constant(&self, slot: u32) {
+        self.buffers.borrow_mut()[slot as usize].constant = true;
     }
 
     pub fn has_buffer(&self, slot: u32) -> bool {

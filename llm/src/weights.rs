@@ -126,9 +126,8 @@ impl<'g, 'f> Inputs<'g, 'f> {
         let Some((t, full)) = self.find(name, dims)? else { return Ok(None) };
         let [leading @ .., rows, cols] = dims else { panic!("{full} is no matrix: {dims:?}") };
         let (buffers, planes) = t.format.inputs(self.g, name, leading, *rows, *cols, self.layout);
-        let mut sources = self.sources.borrow_mut();
         for (plane, b) in buffers.into_iter().enumerate() {
-            sources.push(Source { slot: slot(b), tensor: full.clone(), plane });
+            self.add(Source { slot: slot(b), tensor: full.clone(), plane });
         }
         Ok(Some(Matrix { planes, numbers: self.numbers, layout: self.layout }))
     }
@@ -144,11 +143,16 @@ impl<'g, 'f> Inputs<'g, 'f> {
             return Err(Error::Vector { file, tensor: full, found });
         }
         let x = self.g.input(name, DType::F32, [n]);
-        self.sources.borrow_mut().push(Source { slot: slot(x), tensor: full, plane: 0 });
+        self.add(Source { slot: slot(x), tensor: full, plane: 0 });
         Ok(Some(x))
     }
     pub fn vector(&self, name: &str, n: i64) -> Result<Tensor<'g>, Error> {
         self.required(self.opt_vector(name, n)?, name, &[n])
+    }
+
+    fn add(&self, source: Source) {
+        self.g.set_constant(source.slot);
+        self.sources.borrow_mut().push(source);
     }
 
     /// Everything declared so far.

@@ -227,15 +227,16 @@ impl Module {
         let moments: Vec<usize> = groups.iter().enumerate().flat_map(|(m, g)| vec![m; g.len()]).collect();
         let arena = schedule::plan_memory(&program, &moments);
         let mut launches = vec![];
-        // What another module's last launch writes is not known.
+        // What another module's last launch writes is not known, but for what none does.
         let (mut before, mut rest): (Option<HashSet<Id>>, _) = (None, &program.kernels[..]);
         for group in &groups {
             let (own, others) = rest.split_at(group.len());
             rest = others;
             let buffers: Vec<(Ex, bool)> = own.iter().flat_map(Kernel::buffers).collect();
             // What kernels leave for one another is near by, and to wait for it early delays what is not.
-            let settled = |(b, _): &(Ex, bool)| {
-                before.as_ref().is_some_and(|w| !w.contains(&b.id)) && !program.temps.contains(b)
+            let settled = |(b, _): &(Ex, bool)| match &before {
+                Some(written) => !written.contains(&b.id) && !program.temps.contains(b),
+                None => g.buffer(slot(*b)).constant,
             };
             let settled = match device.target().bundles() {
                 true => buffers.iter().map(settled).collect(),

@@ -59,8 +59,9 @@ const ALONE: i64 = 1 << 15;
 const AGAIN: i64 = 1 << 15;
 const AT_ONCE: i64 = 1 << 10;
 
-/// Blocks that keep all processors busy, and the most rows of one.
-const BUSY: i64 = 128;
+/// Blocks that keep processors busy, two such kernels at a time, and the most rows of one. More blocks have less to do, but
+/// all of them ask for what each computes again at the same time.
+const BUSY: i64 = 64;
 const BLOCK: i64 = 32;
 
 /// Products that a GPU's matrix unit does while its processors do one.
