@@ -366,6 +366,9 @@ fn slot(buffer: Ex) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::interp::InterpDevice;
+    use compiler::codegen::Target;
+    use compiler::codegen::ptx::Ptx;
     use compiler::dtype::DType;
 
     /// How a sum of so many numbers is known, and one that has a symbol of such a bound.
@@ -378,6 +381,19 @@ mod tests {
         // Without the name, which says how much the last stage sums.
         let text = |k: &Kernel| known_by(&Kernel { name: "k".into(), ..k.clone() });
         [text(&kernels[0]), text(&kernels[1])]
+    }
+
+    #[test]
+    fn the_first_launch_knows_what_no_step_writes() {
+        let device = InterpDevice::like(Ptx::new(90).caps());
+        let g = Graph::new();
+        let [x, w] = ["x", "w"].map(|name| g.input(name, DType::F32, [64]));
+        g.set_constant(slot(w.0));
+        let mut choose = by_heuristic(&device);
+        let module = Module::new(&device, &g, &[x * w], &mut Library::default(), &mut choose).unwrap();
+        let settled = module.launches[0].program.bundle().settled();
+        let of = |t: Tensor| settled[module.args[0].iter().position(|s| *s == slot(t.0)).unwrap()];
+        assert_eq!([of(x), of(w)], [false, true]);
     }
 
     #[test]
