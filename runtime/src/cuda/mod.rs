@@ -49,8 +49,8 @@ struct State {
     varying: Vec<(usize, u32)>,
     /// Which of the plan's symbols lie where in `memory`.
     layout: Vec<usize>,
-    /// What `memory` holds: the value of each entry of `layout`.
-    values: Vec<i64>,
+    /// What `memory` holds: the value of each entry of `layout`; none before the first step.
+    values: Option<Vec<i64>>,
     memory: Memory,
     stamped: Option<Stamped>,
 }
@@ -119,12 +119,14 @@ impl CudaDevice {
     /// meanwhile.
     fn tell(&self, plan: &Plan, state: &mut State, symbols: &[i64]) -> Result<(), Error> {
         let values: Vec<i64> = state.layout.iter().map(|&s| symbols[s]).collect();
-        if values == state.values {
+        if state.values.as_ref() == Some(&values) {
             return Ok(());
         }
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        // SAFETY: `memory` was allocated for as many values.
-        unsafe { self.context.upload(state.memory.address(), &bytes)? };
+        if !values.is_empty() {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            // SAFETY: `memory` was allocated for as many values.
+            unsafe { self.context.upload(state.memory.address(), &bytes)? };
+        }
         for (i, grid) in &mut state.varying {
             let call = self.call(&plan.launches()[*i], &state.args[*i], symbols)?;
             if *grid != call.grid {
@@ -132,7 +134,7 @@ impl CudaDevice {
                 *grid = call.grid;
             }
         }
-        state.values = values;
+        state.values = Some(values);
         Ok(())
     }
 
@@ -249,7 +251,7 @@ impl Device for CudaDevice {
         let calls: Vec<Call> = calls.collect::<Result<_, Error>>()?;
         // SAFETY: `load` trusts the code, and `Prepared` keeps the programs, their buffers and the symbols alive.
         let graph = unsafe { Graph::new(&self.context, &calls)? };
-        Ok(Prepared::new(plan, State { graph, args, varying, layout, values: vec![], memory, stamped: None }))
+        Ok(Prepared::new(plan, State { graph, args, varying, layout, values: None, memory, stamped: None }))
     }
 
     fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error> {
