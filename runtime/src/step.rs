@@ -233,7 +233,7 @@ impl Module {
             let (own, others) = rest.split_at(group.len());
             rest = others;
             let buffers: Vec<(Ex, bool)> = own.iter().flat_map(Kernel::buffers).collect();
-            // What kernels leave for one another is near by, and to wait for it early delays what is not.
+            // Temporaries are near by: to load them early gains nothing.
             let settled = |(b, _): &(Ex, bool)| match &before {
                 Some(written) => !written.contains(&b.id) && !program.temps.contains(b),
                 None => g.buffer(slot(*b)).constant,
