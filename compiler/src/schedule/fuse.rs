@@ -293,7 +293,7 @@ fn in_common<'a, 'g: 'a>(
         for (t, idx, _) in
             reads(&item.roots()).into_iter().map(at_parts).filter(|(t, ..)| own.contains_key(&t.id))
         {
-            let same = |k: usize, j: usize| idx[k] == item.axes[j] && t.dims()[k] == item.tensor.dims()[j];
+            let same = |k: usize, j: usize| idx[k] == item.axes[j] && t.dims()[k] == item.dims()[j];
             let at = |k: usize| (0..item.axes.len()).find(|&j| row(j) && same(k, j));
             let found = (0..most.min(idx.len())).map_while(at);
             rows = Some(match rows {

@@ -45,6 +45,11 @@ impl<'g> Item<'g> {
         Item { tensor, axes, body: simplify1(body), place: None }
     }
 
+    /// How far its axes go: of an assignment those of the place, not of the whole buffer.
+    pub fn dims(&self) -> Vec<Ex<'g>> {
+        if self.tensor.op() == Op::Assign { self.tensor.arg(0).dims() } else { self.tensor.dims() }
+    }
+
     pub fn roots(&self) -> Vec<Ex<'g>> {
         std::iter::once(self.body).chain(self.place).collect()
     }
