@@ -34,8 +34,10 @@ const LONG_BLOCK: i64 = 128;
 /// Most heads that share what a piece reads of the cache.
 const SHARING: i64 = 5;
 
-/// The same on a matrix unit, and as many as are worth it.
+/// The same on a matrix unit where there are many positions, where there are fewer than processors could take pieces of, and
+/// as many as are worth it.
 const SHARING_BY_WARPS: i64 = 32;
+const SHARING_A_FEW: i64 = 16;
 const HEADS: i64 = 8;
 
 /// Columns of values that are added up over the pieces together at least, and the rows of them that are enough work.
@@ -317,7 +319,11 @@ fn attend_in_pieces<'g>(
 ) -> Tensor<'g> {
     let (g, [t, groups, heads, width]) = (q.graph(), [0, 1, 2, 3].map(|i| q.size(i)));
     let by_warps = at.by_warps;
-    let most = if by_warps { SHARING_BY_WARPS } else { SHARING };
+    let most = match by_warps {
+        true if at.block > PIECE => SHARING_BY_WARPS,
+        true => SHARING_A_FEW,
+        false => SHARING,
+    };
     let sharing = (2..=most).rev().find(|n| heads % n == 0).unwrap_or(heads);
     let narrow = |x: Tensor<'g>| if by_warps { x.cast(Scalar::F16) } else { x };
     let product = if by_warps { ops::linear_half } else { ops::linear };
