@@ -291,11 +291,11 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Tokens of an expert that go together: enough that unpacking its weights is not most of the work.
-    pub fn together(self) -> i64 {
+    /// Tokens of an expert that go together where each has so many: enough that unpacking its weights is not most of the work.
+    pub fn together(self, tokens: i64) -> i64 {
         match self {
-            Unit::Tile => TILE,
-            Unit::Warp => 2 * TILE,
+            Unit::Warp if tokens > 4 => 2 * TILE,
+            _ => TILE,
         }
     }
 }

@@ -191,12 +191,12 @@ impl Case {
                 let chosen = b.add("sel", DType::I32, [tokens, used], Fill::Ints(0, experts - 1));
                 let weight = b.add("weight", DType::F32, [tokens, used, 1], Fill::Between(0.1, 1.0));
                 let x = b.f32("x", [tokens, cols]);
-                let groups = ops::group(chosen, experts, unit.together());
-                let x = x
-                    .gather(groups.choice / used)
-                    .reshape_last(2, &[groups.expert.size(0), unit.together(), cols]);
+                let together = unit.together(tokens * used / experts);
+                let groups = ops::group(chosen, experts, together);
+                let x =
+                    x.gather(groups.choice / used).reshape_last(2, &[groups.expert.size(0), together, cols]);
                 let y = w.gather(groups.expert).linear_half(ops::halved(x, unit), unit).contiguous();
-                let y = y.reshape([groups.expert.size(0) * unit.together(), rows]);
+                let y = y.reshape([groups.expert.size(0) * together, rows]);
                 vec![(y.gather(groups.row) * weight).sum(1).squeeze(1)]
             }
             Form::GateUp { experts, used } => {

@@ -49,10 +49,6 @@ impl<'g> Gated<'g> {
     fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         self.down.of(self.gate.of(x).silu() * self.up.of(x))
     }
-    /// How many go together if so many tokens are worth sorting by expert.
-    fn together(&self, tokens: i64) -> Option<i64> {
-        self.gate.together(tokens)
-    }
     fn gather(&self, index: Tensor<'g>) -> Gated<'g> {
         let [gate, up, down] = [&self.gate, &self.up, &self.down].map(|m| m.gather(index));
         Gated { gate, up, down }
@@ -83,7 +79,8 @@ impl<'g> Experts<'g> {
     fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         let logits = self.router.of_f32(x);
         let (chosen, weights) = ops::router(logits, self.bias, self.moe.router);
-        let y = match self.experts.together(x.size(0)) {
+        let tokens = x.size(0);
+        let y = match self.experts.gate.together(tokens, tokens * self.moe.router.k / self.moe.experts) {
             Some(tile) => self.grouped(x, chosen, tile),
             // [T, k] experts, each on the one row of its token.
             None => self.experts.gather(chosen).of(x.unsqueeze(1).unsqueeze(1)).squeeze(-2),

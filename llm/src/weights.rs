@@ -202,10 +202,11 @@ impl<'g> Matrix<'g> {
     pub fn of_f32(&self, x: Tensor<'g>) -> Tensor<'g> {
         self.planes.linear(x)
     }
-    /// How many tokens of an expert go together where there are so many that they share what they read.
-    pub fn together(&self, tokens: i64) -> Option<i64> {
+    /// How many tokens of an expert go together where there are so many that they share what they read, `each` of them an
+    /// expert's.
+    pub fn together(&self, tokens: i64, each: i64) -> Option<i64> {
         let shares = tokens >= MANY && self.layout == Layout::Interleaved16;
-        self.numbers.halves(tokens).map(Unit::together).or(shares.then_some(ops::TILE))
+        self.numbers.halves(tokens).map(|unit| unit.together(each)).or(shares.then_some(ops::TILE))
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {

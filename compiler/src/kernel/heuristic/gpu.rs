@@ -35,6 +35,9 @@ const TILE: i64 = 4;
 const WARP_TOKENS: i64 = 8;
 const WARP_TILES: i64 = 16;
 
+/// Tiles of tokens of a warp that are few.
+const FEW_TILES: i64 = 2;
+
 /// Warps of a processor that hide from each other how long memory takes.
 const WARPS: i64 = 8;
 
@@ -162,7 +165,9 @@ impl<'g> Proposal<'g, '_> {
         }
         // Work is not put together where that leaves processors without any.
         let most = |p: &Self, n: i64| if single { n.min(p.warps_left(stage) / PROCESSORS).max(1) } else { n };
-        let mut rows = if single { (WARP_TILES / tiles).clamp(1, 2) } else { 1 };
+        // For few tokens more warps are worth more than what is unpacked once for two tiles of rows.
+        let few = tiles / found.len() as i64 <= FEW_TILES;
+        let mut rows = if single && !few { (WARP_TILES / tiles).clamp(1, 2) } else { 1 };
         let inputs: i64 = found[0].over.iter().map(|r| work(*r)).product();
         let read = 2 * inputs * WARP_TOKENS * (tiles / found.len() as i64) * self.warps_left(stage);
         let mine: Vec<_> = self.outs(stage).into_iter().rev().filter(|(_, a)| of_weights(a)).collect();
