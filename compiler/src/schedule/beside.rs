@@ -14,6 +14,8 @@ use crate::work::{registers, work};
 
 /// Cycles that a launch costs whatever it does: about 3 µs.
 const LAUNCH: f64 = 5_000.0;
+/// What two ways to save time may differ by and yet be as good: estimates are no better.
+const NEARLY: f64 = LAUNCH / 10.0;
 /// What takes longer than this is not worth the trouble.
 const LONG: f64 = 32.0 * LAUNCH;
 /// Multiprocessors of a large GPU; threads and registers of one.
@@ -207,7 +209,7 @@ fn merged(mut before: Vec<Vec<bool>>, costs: &[Cost], depths: &[usize]) -> Way {
     Way { groups, before, time }
 }
 
-/// The two groups that save most as one, the earliest of those that save as much.
+/// The two groups that save most as one, the earliest of those that save nearly as much.
 fn best(
     groups: &[Vec<usize>],
     before: &[Vec<bool>],
@@ -222,7 +224,7 @@ fn best(
             }
             let both = costs[a].with(costs[b]);
             let saved = costs[a].time() + costs[b].time() - both.time();
-            if both.fits() && saved > found.map_or(0.0, |f| f.0) {
+            if both.fits() && saved > found.map_or(0.0, |f| f.0 + NEARLY) {
                 found = Some((saved, a, b));
             }
         }
@@ -287,6 +289,18 @@ mod tests {
             (&[3, 4], 5, cost(6_000.0)),
         ];
         assert_eq!(groups(&layer), [vec![0], vec![1], vec![2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn of_pairs_that_save_nearly_as_much_the_earliest_is_taken() {
+        // A row for the cache beside one of two products that follow each other.
+        let pair = |second: f64| {
+            let costs = [cost(900.0), cost(second), cost(2_000.0)];
+            let before = [[false, true, false], [false; 3], [false; 3]].map(|b| b.to_vec());
+            best(&[vec![0], vec![1], vec![2]], &before, &costs, &|_, _| true)
+        };
+        assert_eq!(pair(1_000.0), Some((0, 2)));
+        assert_eq!(pair(900.0 + 2.0 * NEARLY), Some((1, 2)));
     }
 
     #[test]
