@@ -562,3 +562,21 @@ fn name(k: usize, group: &Group, items: &[Item]) -> String {
         false => format!("k{k}_{outs}_r{}", dims(reduced)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+
+    #[test]
+    fn rows_that_go_to_a_part_of_a_buffer_compute_their_own_norm() {
+        let g = Graph::new();
+        let (x, slots) = (g.input("x", DType::F32, [32, 512]), g.input("slots", DType::I32, [32]));
+        let cache = g.input("cache", DType::F32, [1000, 512]);
+        let normed = x * x.square().mean(-1).rsqrt();
+        let program = program(&g, &[cache.gather(slots).assign(normed)], Grain::GPU);
+        let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
+        assert!(kernel.rows.iter().any(|r| extent(*r) == 32));
+        assert!(kernel.stages[0].outs.is_empty(), "one norm a block, not 32");
+    }
+}
