@@ -291,10 +291,12 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Tokens of an expert that go together where each has so many: enough that unpacking its weights is not most of the work.
+    /// Tokens of an expert that go together where each has so many: enough that unpacking its weights is not most of the work,
+    /// but where they are few, not tiles that are empty for the most part.
     pub fn together(self, tokens: i64) -> i64 {
+        const FEW: i64 = 4;
         match self {
-            Unit::Warp if tokens > 4 => 2 * TILE,
+            Unit::Warp if tokens > FEW => 2 * TILE,
             _ => TILE,
         }
     }

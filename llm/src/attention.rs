@@ -34,8 +34,8 @@ const LONG_BLOCK: i64 = 128;
 /// Most heads that share what a piece reads of the cache.
 const SHARING: i64 = 5;
 
-/// The same on a matrix unit where there are many positions, where there are fewer than processors could take pieces of, and
-/// as many as are worth it.
+/// The same on a matrix unit; where pieces may be fewer than processors, so that there are more of them; and as many heads as
+/// are worth it.
 const SHARING_BY_WARPS: i64 = 32;
 const SHARING_A_FEW: i64 = 16;
 const HEADS: i64 = 8;

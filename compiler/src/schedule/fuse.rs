@@ -139,6 +139,8 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
             }
             let mut rows = group.rows;
             for (t, idx, _) in at.iter().filter(|(t, ..)| number.get(&t.id).is_some_and(|&d| home[d] == g)) {
+                // Of an assignment the whole buffer's rows, so that a few rows of one are one block: blocks of their own
+                // are quicker, but the launches that they go into were not (8 rows of a latent cache).
                 let same = |k: usize| idx[k] == item.axes[k] && t.dims()[k] == item.tensor.dims()[k];
                 rows = (0..rows.min(idx.len()).min(item.axes.len())).take_while(|&k| same(k)).count();
             }

@@ -84,8 +84,8 @@ impl Context {
         }
         let mut context = Context { device, raw, stream };
         context.bind()?;
-        // The context keeps a stack for every thread that the GPU can hold, which no generated kernel uses: 270 MB of an H200.
-        // A driver that refuses to do without keeps it.
+        // The context keeps a stack for every thread that the GPU can hold, 270 MB on an H200, and generated kernels call
+        // nothing. A driver that refuses to do without keeps it.
         // SAFETY: the context is current.
         let _ = unsafe { sys::cuCtxSetLimit(sys::CUlimit_enum::CU_LIMIT_STACK_SIZE, 0) };
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
