@@ -370,6 +370,23 @@ pub fn kept_i8(x: Tensor, apart: bool) -> QuantX {
     })
 }
 
+/// As [`kept_i8`] of rows `[M, B·32]` that are computed block by block, x `[.., M, 32]`: the kernel that computes a block of all
+/// rows makes its bytes too.
+pub fn kept_blocks<'g>(x: Tensor<'g>, apart: bool) -> QuantX<'g> {
+    let (rank, tokens) = (x.rank() as isize, x.size(-2));
+    let blocks: i64 = (0..rank - 2).map(|i| x.size(i)).product();
+    let first = |t: Tensor<'g>| t.move_axis(rank - 2, 0);
+    quantize_i8(x).each(|t, row| match row {
+        2 if apart => {
+            let halves = first(t.reshape_last(1, &[2, 16])).move_axis(-2, 1).contiguous();
+            halves_together(halves.reshape([tokens, 2, blocks, 16]))
+        }
+        2 => first(t).contiguous().reshape([tokens, blocks, 32]),
+        // A block's scales of all rows beside each other.
+        _ => first(t.unshaped().contiguous().reshape(t.dims())).reshape([tokens, blocks * t.size(-1)]),
+    })
+}
+
 /// `[.., B, 32]` to `[.., 2, B, 16]`.
 fn halves_apart(t: Tensor) -> Tensor {
     t.reshape_last(1, &[2, 16]).move_axis(-2, -3)
@@ -618,6 +635,10 @@ mod tests {
             |x: QuantX<'_>| [x.q, x.d, x.s16, x.s32].map(|t| eval1(t, &env)).map(|a| (a.dims, a.data));
         assert_eq!(parts(plain), parts(tiled));
         assert_eq!(parts(plain), parts(kept_i8(x, true)));
+        let blocks = x.reshape([32, 3, 1, 32]).move_axis(0, 2);
+        for apart in [true, false] {
+            assert_eq!(parts(plain), parts(kept_blocks(blocks, apart)));
+        }
         let stored = eval1(to_tiles(plain.q, 2), &env);
         assert_eq!(stored.dims, [2, 3, 16, 32]);
         // Token 17 is the second of the second tile; its block 2 lies behind two blocks of 16 tokens.

@@ -374,6 +374,16 @@ impl<'g> Planes<'g> {
         Planes { format: self.format, planes: self.planes.iter().map(|p| p.gather(index)).collect() }
     }
 
+    /// A quantised matrix's rows in blocks of so many, as a stack: `[.., R/n, n, K]`.
+    pub fn blocks(&self, n: i64) -> Planes<'g> {
+        let leading = self.block_scale().rank() - 2;
+        let apart = |t: &Tensor<'g>| {
+            let own: Vec<i64> = (leading..t.rank()).map(|i| t.size(i as isize)).collect();
+            t.reshape_last(own.len(), &[&[own[0] / n, n], &own[1..]].concat())
+        };
+        Planes { format: self.format, planes: self.planes.iter().map(apart).collect() }
+    }
+
     /// u8 `[.., R, K/32, 32]`
     pub fn q(&self) -> Tensor<'g> {
         let mut below = 0;

@@ -555,7 +555,14 @@ impl<'g> Mla<'g> {
             let parts = [absorbed, q_rope].map(|x| if at.halves.is_some() { half(x) } else { x });
             let q = Tensor::concat(&parts, -1).unsqueeze(1);
             let y = attend(q, at.keys(seen), seen.slice(-1, 0..rank), c.score_scale(), at);
-            self.absorb_values(y.reshape([t, h, rank]))
+            let y = y.reshape([t, h, rank]);
+            match &self.up {
+                Up::Split { v, .. } if value % 32 == 0 && v.in_blocks(t) && self.out.in_blocks(t) => {
+                    let blocks = v.blocks().of(y.transpose(0, 1).unsqueeze(1));
+                    return (self.out.of_blocks(blocks), vec![cache]);
+                }
+                _ => self.absorb_values(y),
+            }
         };
         (self.out.of(y.reshape([t, h * value])), vec![cache])
     }

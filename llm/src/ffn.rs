@@ -47,7 +47,8 @@ impl<'g> Gated<'g> {
     }
     /// x `[.., M, dim]`; leading axes broadcast.
     fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
-        self.down.of(self.gate.of(x).silu() * self.up.of(x))
+        let of = |m: &Matrix<'g>| if m.launches_count(x.size(0)) { m.of_normed(x) } else { m.of(x) };
+        self.down.of(of(&self.gate).silu() * of(&self.up))
     }
     fn gather(&self, index: Tensor<'g>) -> Gated<'g> {
         let [gate, up, down] = [&self.gate, &self.up, &self.down].map(|m| m.gather(index));
@@ -77,7 +78,7 @@ impl<'g> Experts<'g> {
     }
 
     fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
-        let logits = self.router.of_f32(x);
+        let logits = self.router.of_normed_f32(x);
         let (chosen, weights) = ops::router(logits, self.bias, self.moe.router);
         let tokens = x.size(0);
         let y = match self.experts.gate.together(tokens, tokens * self.moe.router.k / self.moe.experts) {

@@ -198,6 +198,33 @@ impl<'g> Matrix<'g> {
         let y = self.of(rest);
         factor.map_or(y, |f| y * f)
     }
+    /// Are these a few tokens on a GPU, of which a launch costs more than most of its work?
+    pub fn launches_count(&self, tokens: i64) -> bool {
+        let few = tokens > 1 && self.numbers.halves(tokens).is_none();
+        few && self.layout == Layout::Rows && self.numbers.activations == Activations::Int8
+    }
+    /// Is what it makes of so many tokens best computed in blocks of its rows, so that the same kernel makes the next
+    /// product's bytes of them?
+    pub fn in_blocks(&self, tokens: i64) -> bool {
+        self.planes.format.is_quantised() && self.launches_count(tokens)
+    }
+    /// Its rows in blocks of 32, as a stack: `[.., R/32, 32, K]`.
+    pub fn blocks(&self) -> Matrix<'g> {
+        Matrix { planes: self.planes.blocks(32), ..self.clone() }
+    }
+    /// As [`Matrix::of`] of what [`Matrix::blocks`] made, `[.., M, 32]`, as rows `[M, K]`.
+    pub fn of_blocks(&self, x: Tensor<'g>) -> Tensor<'g> {
+        self.planes.linear_q8(&ops::kept_blocks(x, self.numbers.several))
+    }
+    /// As [`Matrix::of_f32`] of rows that are normed: beside the norm, where that saves a launch.
+    pub fn of_normed_f32(&self, x: Tensor<'g>) -> Tensor<'g> {
+        if !self.launches_count(x.size(-2)) {
+            return self.of_f32(x);
+        }
+        let (rest, factor) = ops::common_factor(x);
+        let y = self.of_f32(rest).contiguous();
+        factor.map_or(y, |f| y * f)
+    }
     /// As [`Matrix::of`], the activations always in f32.
     pub fn of_f32(&self, x: Tensor<'g>) -> Tensor<'g> {
         self.planes.linear(x)

@@ -71,7 +71,8 @@ pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Progra
     let roots: Vec<Ex> = outputs.iter().map(|t| t.0).collect();
     let kept = keep(&roots, grain.blocks.is_some());
     let order: Vec<Ex> = topo(&roots).into_iter().filter(|e| kept.contains(&e.id)).collect();
-    let items = drop_unread(order.iter().map(|&t| Item::new(g, t, &kept)).collect(), &roots);
+    let along = |i: Item<'g>| if grain.blocks.is_some() { i.along_source() } else { i };
+    let items = drop_unread(order.iter().map(|&t| along(Item::new(g, t, &kept))).collect(), &roots);
     let mut groups = group(&items, grain);
     if grain.blocks.is_some() {
         recompute(&items, &mut groups, &roots);
@@ -141,7 +142,8 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
             for (t, idx, _) in at.iter().filter(|(t, ..)| number.get(&t.id).is_some_and(|&d| home[d] == g)) {
                 // Of an assignment the whole buffer's rows, so that a few rows of one are one block: blocks of their own
                 // are quicker, but the launches that they go into were not (8 rows of a latent cache).
-                let same = |k: usize| idx[k] == item.axes[k] && t.dims()[k] == item.tensor.dims()[k];
+                let dims = if item.place.is_some() { item.tensor.dims() } else { item.dims.clone() };
+                let same = |k: usize| idx[k] == item.axes[k] && t.dims()[k] == dims[k];
                 rows = (0..rows.min(idx.len()).min(item.axes.len())).take_while(|&k| same(k)).count();
             }
             let all = || group.members.iter().map(|&m| &items[m]).chain([item]);
@@ -295,7 +297,7 @@ fn in_common<'a, 'g: 'a>(
         for (t, idx, _) in
             reads(&item.roots()).into_iter().map(at_parts).filter(|(t, ..)| own.contains_key(&t.id))
         {
-            let same = |k: usize, j: usize| idx[k] == item.axes[j] && t.dims()[k] == item.dims()[j];
+            let same = |k: usize, j: usize| idx[k] == item.axes[j] && t.dims()[k] == item.dims[j];
             let at = |k: usize| (0..item.axes.len()).find(|&j| row(j) && same(k, j));
             let found = (0..most.min(idx.len())).map_while(at);
             rows = Some(match rows {
@@ -475,7 +477,7 @@ fn emit<'g>(
                     let (t, idx, _) = at_parts(p);
                     resolve(flatten(g, &t.dims(), &idx))
                 }
-                None => index(item.tensor, &item.axes),
+                None => index(item.tensor, &item.index),
             };
             let store = g.make(Op::Store, item.tensor.dtype(), &[memory[&item.tensor.id], to, body]);
             let store = simplify(&substitute(&[store], &to_rows))[0];
@@ -518,7 +520,7 @@ fn copies(items: &[Item], members: &[usize], outside: &HashSet<Id>) -> HashMap<I
         let (t, idx, gate) = at_parts(items[m].body);
         let own = members.iter().any(|&o| items[o].tensor == t && items[o].place.is_none());
         let (dims, g) = (items[m].tensor.dims(), t.g);
-        let same = flatten(g, &t.dims(), &idx) == flatten(g, &dims, &items[m].axes);
+        let same = flatten(g, &t.dims(), &idx) == flatten(g, &dims, &items[m].index);
         let whole = same && product(g, &t.dims()) == product(g, &dims) && gate.is_none();
         if own && whole && items[m].place.is_none() && !outside.contains(&of) {
             found.entry(of).or_insert(m);
@@ -580,5 +582,18 @@ mod tests {
         let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
         assert!(kernel.rows.iter().any(|r| extent(*r) == 32));
         assert!(kernel.stages[0].outs.is_empty(), "one norm a block, not 32");
+    }
+
+    #[test]
+    fn a_product_makes_the_bytes_of_its_blocks_wherever_they_lie() {
+        let g = Graph::new();
+        let (x, w) = (g.input("x", DType::F32, [4, 1, 8, 512]), g.input("w", DType::F32, [4, 8, 32, 512]));
+        let bytes = crate::ops::kept_blocks(crate::ops::linear(x, w), true);
+        let program = program(&g, &[bytes.q, bytes.d, bytes.s32], Grain::GPU);
+        // Those after it only show what it wrote as it was asked for.
+        let kernel = &program.kernels[0];
+        assert_eq!(kernel.rows.iter().map(|r| extent(*r)).collect::<Vec<_>>(), [4, 8]);
+        let in_halves = |b: Ex| b.dtype() == DType::I8 && b.dims()[1].as_int() == Some(2);
+        assert!(kernel.buffers().into_iter().any(|(b, written)| written && in_halves(b)));
     }
 }

@@ -18,7 +18,11 @@ const SIDE: i64 = 8;
 /// A kept tensor and how one element of it is computed.
 pub struct Item<'g> {
     pub tensor: Ex<'g>,
+    /// What it is computed along, outermost first, and how far each goes.
     pub axes: Vec<Ex<'g>>,
+    pub dims: Vec<Ex<'g>>,
+    /// The same in the order of the tensor, for an assignment of the part that it writes.
+    pub index: Vec<Ex<'g>>,
     pub body: Ex<'g>,
     /// For an assignment the place of the element.
     pub place: Option<Ex<'g>>,
@@ -28,7 +32,8 @@ impl<'g> Item<'g> {
     pub fn new(g: &'g Graph, tensor: Ex<'g>, kept: &HashSet<Id>) -> Item<'g> {
         let mut lower = Lower::new(g, kept);
         if tensor.op() == Op::Assign {
-            let axes = lower.axes(&tensor.arg(0).dims());
+            let dims = tensor.arg(0).dims();
+            let axes = lower.axes(&dims);
             // The place is in the buffer, even where a view on the way there is kept for somebody else.
             let (mut kept, mut view) = (kept.clone(), tensor.arg(0));
             while !matches!(view.op(), Op::Buffer(_) | Op::Assign) {
@@ -38,16 +43,30 @@ impl<'g> Item<'g> {
             let place = Lower::new(g, &kept).place(tensor.arg(0), &axes);
             // The value may itself be kept.
             let body = lower.element(tensor.arg(1), &axes, None, 0);
-            return Item { tensor, axes, body: simplify1(body), place: Some(simplify1(place)) };
+            let (index, place) = (axes.clone(), Some(simplify1(place)));
+            return Item { tensor, axes, dims, index, body: simplify1(body), place };
         }
-        let axes = lower.axes(&tensor.dims());
+        let dims = tensor.dims();
+        let axes = lower.axes(&dims);
         let body = lower.body(tensor, &axes);
-        Item { tensor, axes, body: simplify1(body), place: None }
+        Item { tensor, index: axes.clone(), axes, dims, body: simplify1(body), place: None }
     }
 
-    /// How far its axes go: of an assignment those of the place, not of the whole buffer.
-    pub fn dims(&self) -> Vec<Ex<'g>> {
-        if self.tensor.op() == Op::Assign { self.tensor.arg(0).dims() } else { self.tensor.dims() }
+    /// What only brings another tensor into another order, along that one's first axes: its rows can be those of the kernel
+    /// that computes it.
+    pub fn along_source(mut self) -> Item<'g> {
+        if self.tensor.op() != Op::Contiguous || !matches!(self.body.op(), Op::At(_)) {
+            return self;
+        }
+        let first: Vec<Ex> =
+            at_parts(self.body).1.into_iter().take_while(|i| self.axes.contains(i)).collect();
+        if first.first() != self.axes.first() {
+            let mut order: Vec<usize> = (0..self.axes.len()).collect();
+            order.sort_by_key(|&k| first.iter().position(|a| *a == self.axes[k]).unwrap_or(first.len()));
+            self.axes = order.iter().map(|&k| self.index[k]).collect();
+            self.dims = order.iter().map(|&k| self.dims[k]).collect();
+        }
+        self
     }
 
     pub fn roots(&self) -> Vec<Ex<'g>> {

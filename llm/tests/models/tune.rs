@@ -4,6 +4,7 @@ use super::*;
 use compiler::codegen::Target;
 use compiler::codegen::ptx::Ptx;
 use compiler::kernel::{parse, show};
+use llm::paged::Row;
 use llm::synth::{self, Changes};
 use llm::tune::{Options as Wanted, Outcome};
 use runtime::interp::InterpDevice;
@@ -159,21 +160,42 @@ fn batches_are_tuned_as_the_server_runs_them() {
 }
 
 /// No machine of the tests has the GPU that they were found on: the interpreter stands in for it, and looks for races.
+fn like_a_gpu() -> InterpDevice {
+    InterpDevice::like(Ptx::new(90).caps())
+}
+
+fn glm(device: Arc<dyn Device>) -> Model {
+    let changes = Changes { layers: Some(2), vocab: Some(1024), experts: None };
+    load(device, synth::open("glm-4.7-flash:q4_0", changes).unwrap(), 64, Activations::Int8)
+}
+
+fn near(got: &[f32], want: &[f32]) {
+    let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 0.02, "{worst}");
+}
+
 #[test]
 fn schedules_that_ship_for_a_gpu_compute_what_others_do() {
-    let changes = Changes { layers: Some(2), vocab: Some(1024), experts: None };
-    let model =
-        |device| load(device, synth::open("glm-4.7-flash:q4_0", changes).unwrap(), 64, Activations::Int8);
-    let gpu = || InterpDevice::like(Ptx::new(90).caps());
     let schedules = |m: &mut Model| -> Vec<String> {
         let launches = m.launches(1).unwrap();
         launches.iter().flat_map(|(l, _)| &l.parts).map(|k| show(&k.schedule)).collect()
     };
-    let mut shipped = model(Arc::new(gpu().named("ptx-sm90")));
-    let (found, proposed) = (schedules(&mut shipped), schedules(&mut model(Arc::new(gpu()))));
+    let mut shipped = glm(Arc::new(like_a_gpu().named("ptx-sm90")));
+    let (found, proposed) = (schedules(&mut shipped), schedules(&mut glm(Arc::new(like_a_gpu()))));
     assert!(found.iter().filter(|s| !proposed.contains(s)).count() >= 5, "{found:#?}");
     let Some(cpu) = devices().into_iter().next() else { return };
-    let (got, want) = (shipped.feed(&[77]).unwrap(), model(cpu).feed(&[77]).unwrap().to_vec());
-    let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(worst < 0.02, "{worst}");
+    near(shipped.feed(&[77]).unwrap(), glm(cpu).feed(&[77]).unwrap());
+}
+
+#[test]
+fn schedules_that_ship_for_tokens_of_several_sequences_compute_what_others_do() {
+    let Some(cpu) = devices().into_iter().next() else { return };
+    let (mut shipped, mut plain) = (glm(Arc::new(like_a_gpu().named("ptx-sm90"))), glm(cpu));
+    for m in [&mut shipped, &mut plain] {
+        let tables = m.tables(8, 1).unwrap();
+        let row = |(i, table)| Row { token: 77 * i as u32, pos: 0, table };
+        let rows: Vec<Row> = tables.iter().map(Vec::as_slice).enumerate().map(row).collect();
+        m.batch(&rows).unwrap();
+    }
+    (0..8).for_each(|i| near(shipped.row(i).unwrap(), plain.row(i).unwrap()));
 }

@@ -27,6 +27,9 @@ const MANY_ROWS: i64 = 8192;
 const FULL: i64 = 1 << 17;
 const PROCESSORS: i64 = 128;
 
+/// Groups of lanes that share a sum, at most.
+const GROUPS: i64 = 8;
+
 /// Outputs of a register tile in several stages: heads, and positions or columns.
 const HEADS: i64 = 8;
 const TILE: i64 = 4;
@@ -406,7 +409,7 @@ impl<'g> Proposal<'g, '_> {
         }
         // Rows that cannot fill the machine with their lanes alone have several groups of them.
         let groups = match single {
-            true if !wide => self.group(&around, (FULL / (rows * n).max(1)).clamp(1, 8)),
+            true if !wide => self.group(&around, (FULL / (rows * n).max(1)).clamp(1, GROUPS)),
             _ => 1,
         };
         let left = self.fill(stage, (block / (n * groups)).max(1));
@@ -453,7 +456,8 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// Outputs that read some of the same: a few tokens or heads, and a few rows where there are more than enough, or where
-    /// reading the tokens again for each would take longest. Says if it is so wide.
+    /// reading the tokens again for each would take longest. Says if it is so wide. Not those of a router, which are so few
+    /// that each can have all the threads that a sum is worth.
     fn register_tile(&mut self, stage: usize, store: Ex<'g>, floats: bool) -> bool {
         let loads = summed(store);
         let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| shared(&loads, a)).collect();
@@ -461,6 +465,9 @@ impl<'g> Proposal<'g, '_> {
         let bytes = self.byte_axes(stage);
         let own = |a: &Axis<'g>| bytes.iter().any(|(_, w)| reads(*w, a.range));
         let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        if floats && all * self.caps.lanes as i64 * GROUPS <= FULL {
+            return false;
+        }
         let several = outs.iter().rev().skip(1).filter(|(_, a)| a.extent() > Some(1));
         let tokens = several
             .clone()
