@@ -30,6 +30,9 @@ const PROCESSORS: i64 = 128;
 /// Groups of lanes that share a sum, at most.
 const GROUPS: i64 = 8;
 
+/// Tokens, and rows, of a product's register tile in several stages.
+const STAGED_TILE: i64 = 4;
+
 /// Outputs of a register tile in several stages: heads, and positions or columns.
 const HEADS: i64 = 8;
 const TILE: i64 = 4;
@@ -106,8 +109,8 @@ impl<'g> Proposal<'g, '_> {
             return self.by_tiles(stage, &sums, block);
         } else if let Some((column, _)) = self.columns(stage, &sums).filter(|_| bytes.is_empty()) {
             self.by_columns(stage, store, column, &sums, block);
-        } else {
-            self.by_lanes(stage, &sums, bytes.is_empty(), block);
+        } else if self.by_lanes(stage, &sums, bytes.is_empty(), block) {
+            return;
         }
         self.unroll_small(stage, 8);
     }
@@ -338,7 +341,10 @@ impl<'g> Proposal<'g, '_> {
     /// products.
     fn by_tiles(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], block: i64) {
         let store = self.s.kernel.stages[stage].store;
-        let [(k, sum)] = *sums else { return self.by_lanes(stage, sums, true, block) };
+        let [(k, sum)] = *sums else {
+            self.by_lanes(stage, sums, true, block);
+            return;
+        };
         let outs = self.outs(stage);
         let (Some(&(first, heads)), Some(&(last, row))) = (outs.first(), outs.last()) else { return };
         let column = self.columns(stage, sums).is_some_and(|(c, _)| c == last);
@@ -369,7 +375,8 @@ impl<'g> Proposal<'g, '_> {
         self.put(Action::Unroll, k, even(self.s.axes[k].extent(), if column { 8 } else { 4 }) as usize);
     }
 
-    fn by_lanes(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], floats: bool, block: i64) {
+    /// Says if a thread has so many sums that their rounds are better left a loop.
+    fn by_lanes(&mut self, stage: usize, sums: &[(usize, Axis<'g>)], floats: bool, block: i64) -> bool {
         let single = self.s.kernel.stages.len() == 1;
         let store = self.s.kernel.stages[stage].store;
         let lanes = self.caps.lanes as i64;
@@ -399,7 +406,10 @@ impl<'g> Proposal<'g, '_> {
             }
         };
         let mut n = sums.iter().map(own).min().unwrap_or(1);
-        let wide = single && self.register_tile(stage, store, floats);
+        let nested = around.iter().zip(sums).any(|(outer, (k, _))| outer != k);
+        let plain = !nested && self.byte_axes(stage).len() == 1;
+        let (tile, wide) = self.register_tile(stage, store, floats, plain);
+        let many = tile > 1 && !floats && !plain;
         let rows: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         while !single && n > 4 && rows * n > block {
             n /= 2;
@@ -409,17 +419,23 @@ impl<'g> Proposal<'g, '_> {
         }
         // Rows that cannot fill the machine with their lanes alone have several groups of them.
         let groups = match single {
-            true if !wide => self.group(&around, (FULL / (rows * n).max(1)).clamp(1, GROUPS)),
+            true if !wide => {
+                let most = (FULL / (rows * n).max(1)).clamp(1, GROUPS);
+                let whole = |k: &usize| self.s.axes[*k].extent().map_or(most, |e| e & e.wrapping_neg());
+                let whole = around.iter().map(whole).min().unwrap_or(most);
+                self.group(&around, if many { most.min(whole) } else { most })
+            }
             _ => 1,
         };
         let left = self.fill(stage, (block / (n * groups)).max(1));
         if left > 1 && !single {
             self.group(&around, left);
         }
-        for (k, _) in sums {
+        for (k, _) in sums.iter().filter(|_| !many || !single) {
             let rounds = work(self.s.axes[*k].range);
             self.put(Action::Unroll, *k, if rounds <= 8 { 0 } else { 4 });
         }
+        many && single
     }
 
     /// For each sum the axis that it is cut along: outside where sums are nested.
@@ -456,39 +472,39 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// Outputs that read some of the same: a few tokens or heads, and a few rows where there are more than enough, or where
-    /// reading the tokens again for each would take longest. Says if it is so wide. Not those of a router, which are so few
-    /// that each can have all the threads that a sum is worth.
-    fn register_tile(&mut self, stage: usize, store: Ex<'g>, floats: bool) -> bool {
+    /// reading the tokens again for each would take longest and a thread has one sum for each. How many tokens, and if it is
+    /// so wide. Not those of a router, which are so few that each can have all the threads that a sum is worth.
+    fn register_tile(&mut self, stage: usize, store: Ex<'g>, floats: bool, plain: bool) -> (i64, bool) {
+        let single = self.s.kernel.stages.len() == 1;
         let loads = summed(store);
         let outs: Vec<_> = self.outs(stage).into_iter().filter(|(_, a)| shared(&loads, a)).collect();
-        let Some((row, r)) = outs.last().copied() else { return false };
+        let Some((row, r)) = outs.last().copied().filter(|_| single || !floats) else { return (1, false) };
         let bytes = self.byte_axes(stage);
         let own = |a: &Axis<'g>| bytes.iter().any(|(_, w)| reads(*w, a.range));
         let all: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         if floats && all * self.caps.lanes as i64 * GROUPS <= FULL {
-            return false;
+            return (1, false);
         }
         let several = outs.iter().rev().skip(1).filter(|(_, a)| a.extent() > Some(1));
-        let tokens = several
-            .clone()
-            .find(|(_, a)| !own(a))
-            .or(several.clone().next().filter(|_| all >= FULL))
-            .copied();
-        let tile = match tokens {
-            Some((m, a)) => {
-                let n = divisor(a.extent().unwrap_or(1), if floats { 5 } else { 8 });
-                self.put(Action::Upcast, m, n as usize);
-                n
-            }
-            None => 1,
+        let tokens = several.clone().find(|(_, a)| !own(a));
+        let tokens = tokens.or(several.clone().next().filter(|_| single && all >= FULL)).copied();
+        let most = match single {
+            true if floats => 5,
+            true => 8,
+            false => STAGED_TILE,
         };
-        let same = bytes.windows(2).all(|w| w[0].0 == w[1].0);
+        let tile = tokens.map_or(1, |(m, a)| {
+            let n = divisor(a.extent().unwrap_or(1), most);
+            self.put(Action::Upcast, m, n as usize);
+            n
+        });
         let summed_over = |a: &Axis<'g>| matches!(a.role, Role::Reduce(_));
         let inputs: i64 =
             self.s.of_stage(stage).filter(|(_, a)| summed_over(a)).map(|(_, a)| work(a.range)).product();
-        let again = tile > 1 && !floats && same && all * inputs > ACTIVATIONS;
+        let again = single && tile > 1 && !floats && plain && all * inputs > ACTIVATIONS;
         let rows = match tile {
-            1 if all >= MANY_ROWS => 2,
+            2.. if !single => STAGED_TILE,
+            1 if single && all >= MANY_ROWS => 2,
             2.. if floats => 4,
             _ if again => 2,
             _ => 1,
@@ -496,7 +512,7 @@ impl<'g> Proposal<'g, '_> {
         let wide = rows > 1
             && r.extent().is_none_or(|e| e % rows == 0)
             && self.put(Action::Upcast, row, rows as usize);
-        wide && again
+        (tile, wide && again)
     }
 
     /// Where elements are more than threads: as many for each thread as one store holds.
