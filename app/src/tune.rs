@@ -127,3 +127,42 @@ fn as_json(report: &Report, device: &str) -> Value {
     });
     json!({ "device": device, "steps": steps.collect::<Vec<_>>(), "kernels": kernels.collect::<Vec<_>>() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use llm::tune::Step;
+
+    fn kernel(words: &str, share: f64, outcome: Outcome) -> Tuned {
+        let (name, old) = ("k1".into(), "lane(0,32)".into());
+        let (before, after) = (6e-6, 4e-6);
+        Tuned { tokens: 1, name, words: words.into(), calls: 1, share, tried: 9, before, after, old, outcome }
+    }
+
+    #[test]
+    fn large_and_changed_kernels_are_listed_and_the_rest_counted() {
+        let wrong = Outcome::Wrong { schedule: "group(0,2)".into(), why: "1 is not 2".into() };
+        let kernels = vec![
+            kernel("logits", 0.5, Outcome::Kept),
+            kernel("norm", 0.005, Outcome::Better("lane(0,16)".into())),
+            kernel("router", 0.005, wrong),
+            kernel("rope", 0.005, Outcome::Kept),
+        ];
+        let report = Report { steps: vec![Step { tokens: 1, before: 3e-3, after: 2e-3 }], kernels };
+        let out = table(&report, "a device");
+        for part in [
+            "a device\na token: 3.000 ms before, 2.000 ms after (+50.0%)\n1 of 4 kernels",
+            "36 schedules tried",
+            "     1  50.0%      9        6.0                    logits\n",
+            "     1   0.5%      9        6.0        4.0 +50.0%  norm\n",
+            "was lane(0,32)\n",
+            "now lane(0,16)\n",
+            "router\n",
+            "not used, for its results differ: group(0,2): 1 is not 2\n",
+            "and 1 more of less than 1% each, as they were\n",
+        ] {
+            assert!(out.contains(part), "no `{part}` in {out}");
+        }
+        assert!(!out.contains("rope"), "{out}");
+    }
+}

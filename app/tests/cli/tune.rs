@@ -55,8 +55,7 @@ fn tuned_schedules_are_found_stored_used_and_exported() {
 fn a_report_for_people() {
     let place = Place::new();
     let out = place.glimmer(&["tune", "--time", "0", "--tokens", "1,5", "--depth", "0"]).ok().out;
-    // Which kernels are listed depends on how busy the machine is: those that took longest.
-    for part in ["a token: ", "5 tokens: ", "0 schedules tried", "us before", " · "] {
+    for part in ["a token: ", "5 tokens: ", "0 schedules tried", "us before"] {
         assert!(out.contains(part), "no `{part}` in {out}");
     }
 }

@@ -244,8 +244,11 @@ fn hosts(items: &[Item], groups: &[Group], p: usize, roots: &[Ex]) -> Vec<Host> 
     let own: HashMap<Id, &Item> =
         groups[p].members.iter().map(|&m| (items[m].tensor.id, &items[m])).collect();
     let changed = |t: Ex| items.iter().any(|i| i.place.is_some_and(|p| at_parts(p).0 == t));
+    // The rows in common are found by a tensor's own axes.
+    let turned = |i: &Item| i.axes != i.index;
     let stays = |i: &&Item| {
         i.tensor.op() == Op::Assign
+            || turned(i)
             || roots.contains(&i.tensor)
             || reads(&i.roots()).into_iter().any(|at| changed(at_parts(at).0))
     };
@@ -595,5 +598,15 @@ mod tests {
         assert_eq!(kernel.rows.iter().map(|r| extent(*r)).collect::<Vec<_>>(), [4, 8]);
         let in_halves = |b: Ex| b.dtype() == DType::I8 && b.dims()[1].as_int() == Some(2);
         assert!(kernel.buffers().into_iter().any(|(b, written)| written && in_halves(b)));
+    }
+
+    #[test]
+    fn what_is_copied_into_another_order_is_not_computed_again_by_its_readers() {
+        let g = Graph::new();
+        let (x, w) = (g.input("x", DType::F32, [64, 32]), g.input("w", DType::F32, [32, 64, 16]));
+        let copy = x.transpose(0, 1).contiguous();
+        let sums = (w * copy.unsqueeze(-1)).sum(-1);
+        let program = program(&g, &[sums], Grain::GPU);
+        assert_eq!(program.kernels.len(), 2);
     }
 }

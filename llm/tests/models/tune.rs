@@ -159,7 +159,7 @@ fn batches_are_tuned_as_the_server_runs_them() {
     assert!(rows(&batch, 2) && !rows(&chunk, 2), "{batch:?} {chunk:?}");
 }
 
-/// No machine of the tests has the GPU that they were found on: the interpreter stands in for it, and looks for races.
+/// No machine of the tests has the GPU that schedules were found on: the interpreter stands in for it, and looks for races.
 fn like_a_gpu() -> InterpDevice {
     InterpDevice::like(Ptx::new(90).caps())
 }
