@@ -291,6 +291,13 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// Fewest tokens that it takes.
+    pub fn tokens(self) -> i64 {
+        match self {
+            Unit::Tile => TILE,
+            Unit::Warp => 8,
+        }
+    }
     /// Tokens of an expert that go together where each has so many: enough that unpacking its weights is not most of the work,
     /// but where they are few, not tiles that are empty for the most part.
     pub fn together(self, tokens: i64) -> i64 {
@@ -311,7 +318,7 @@ pub fn halved(x: Tensor, unit: Unit) -> Tensor {
     fn parts<'g>(d: &Ex<'g>, n: i64) -> Ex<'g> {
         simplify1(*d / n)
     }
-    if unit == Unit::Warp && whole(m, 8) && whole(k, 128) {
+    if unit == Unit::Warp && whole(m, unit.tokens()) && whole(k, 128) {
         let own = [parts(m, 8), g.int(8), parts(k, 128), g.int(4), g.int(4), g.int(8)];
         return from_warps(to_warps(x.reshape([leading, &own].concat())).contiguous()).reshape(dims);
     }

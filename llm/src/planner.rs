@@ -161,7 +161,7 @@ impl<'m> Planner<'m> {
         let own = self.inputs(&g, &format!("blk.{}.", model.config.layers));
         let drafting = if draft { Drafting::declare(&own, &model.config)?.head } else { None };
         let matrix = drafting.map_or_else(|| Ok(Head::declare(&i, &model.config)?.matrix), Ok::<_, Error>)?;
-        let y = matrix.of(x);
+        let y = matrix.of_tall(x);
         let mut memory = self.weights(&i.sources());
         memory.extend(self.weights(&own.sources()));
         memory.insert(slot(h), model.hidden.clone());

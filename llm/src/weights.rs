@@ -188,6 +188,21 @@ impl<'g> Matrix<'g> {
             Activations::F32 => self.of_f32(x),
         }
     }
+    /// As [`Matrix::of`] of a matrix with so many rows that the work on each counts, not how soon it begins: formats with sums
+    /// of a few numbers each are unpacked for a GPU's matrix unit from one tile of tokens on.
+    pub fn of_tall(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let Numbers { activations, unit, .. } = self.numbers;
+        match unit {
+            Some(Unit::Warp)
+                if activations == Activations::Int8
+                    && x.size(-2) % Unit::Warp.tokens() == 0
+                    && self.planes.format.block > 32 =>
+            {
+                self.planes.linear_half(ops::halved(x, Unit::Warp), Unit::Warp)
+            }
+            _ => self.of(x),
+        }
+    }
     /// As [`Matrix::of`] of rows that are normed for this product: where every block makes their bytes for itself, none of
     /// them waits for the norm's sum to do so.
     pub fn of_normed(&self, x: Tensor<'g>) -> Tensor<'g> {

@@ -537,10 +537,13 @@ fn lane_score(store: Ex, axis: &Axis, quads: bool) -> i64 {
 mod tests {
     use super::*;
     use crate::codegen::Target;
+    use crate::codegen::ptx::Ptx;
     use crate::codegen::x86::{Features, X86};
     use crate::dtype::Scalar;
     use crate::graph::Graph;
+    use crate::ops::{self, Unit};
     use crate::pipeline;
+    use crate::quant::{Format, Layout};
     use crate::schedule::Grain;
 
     #[test]
@@ -567,5 +570,21 @@ mod tests {
         let program = pipeline::schedule(&g, &[rows.transpose(0, 1).cast(Scalar::BF16)], Grain::CPU);
         let kernel = &program.kernels[0];
         assert_eq!(propose(kernel, &caps)[0], Opt { action: Action::Vector, axis: 0, n: 16 });
+    }
+
+    /// Options of a tall product by warps of so many tokens.
+    fn tall(tokens: i64) -> Vec<Opt> {
+        let (g, q6) = (Graph::new(), Format::by_name("Q6_K").unwrap());
+        let (_, w) = q6.inputs(&g, "w", &[], 64 << 10, 2048, Layout::Rows);
+        let x = ops::halved(g.input("x", DType::F32, [tokens, 2048]), Unit::Warp);
+        let program = pipeline::schedule(&g, &[w.linear_half(x, Unit::Warp)], Grain::GPU);
+        propose(program.kernels.last().unwrap(), &Ptx::new(90).caps())
+    }
+
+    #[test]
+    fn warps_share_the_sums_of_one_tile_of_tokens() {
+        let shared = |tokens: i64| tall(tokens).iter().any(|o| o.action == Action::Group && o.n == 4);
+        assert!(tall(8).iter().any(|o| o.action == Action::Mma));
+        assert!(shared(8) && !shared(16));
     }
 }

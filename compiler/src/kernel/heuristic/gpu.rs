@@ -188,7 +188,9 @@ impl<'g> Proposal<'g, '_> {
         let before = self.s.warps.iter().filter(|w| w.stage != stage).map(|w| self.s.threads(w.stage)).max();
         let shared = before.map_or(LARGEST, |threads| (threads as u64).next_power_of_two() as i64);
         let all = if single { WARPS * PROCESSORS } else { shared / lanes };
-        let groups = self.warps_of_a_sum(stage, &found[0].over, all);
+        // A warp with one tile of tokens reads so little at a time that four share even what is enough for all.
+        let least = if single && tiles == found.len() as i64 { 4 } else { 1 };
+        let groups = self.warps_of_a_sum(stage, &found[0].over, all, least);
         let block = match groups {
             _ if !single => shared,
             1 => BLOCK,
@@ -215,8 +217,8 @@ impl<'g> Proposal<'g, '_> {
     }
 
     /// Where warps with sums of their own are too few to wait for memory in turns, several share one.
-    fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>], all: i64) -> i64 {
-        let wanted = all / self.warps_left(stage).max(1);
+    fn warps_of_a_sum(&mut self, stage: usize, over: &[Ex<'g>], all: i64, least: i64) -> i64 {
+        let wanted = (all / self.warps_left(stage).max(1)).max(least);
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| over.contains(&a.range));
         let Some((i, Some(rounds))) = rounds.map(|(i, a)| (i, a.extent())) else { return 1 };
         let n = [8, 6, 4, 3, 2].into_iter().find(|n| *n <= wanted && rounds % n == 0).unwrap_or(1);
