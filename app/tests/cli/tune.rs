@@ -58,6 +58,13 @@ fn a_report_for_people() {
     for part in ["a token: ", "5 tokens: ", "0 schedules tried", "us before"] {
         assert!(out.contains(part), "no `{part}` in {out}");
     }
+    let number = |from: &str, to: &str| -> Option<usize> {
+        out.split_once(from)?.1.split_once(to).and_then(|(n, _)| n.parse().ok())
+    };
+    // Which kernels have rows depends on how busy the machine is; the others are counted.
+    let rows = out.split_once("kernel\n").unwrap().1.lines().filter(|l| !l.starts_with("and ")).count();
+    let more = number("\nand ", " more of less").unwrap_or(0);
+    assert_eq!(Some(rows + more), number("\n0 of ", " kernels"), "{out}");
 }
 
 #[test]
