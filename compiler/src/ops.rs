@@ -267,6 +267,9 @@ impl<'g> QuantX<'g> {
 /// Tokens that lie side by side where products of many read them.
 pub const TILE: i64 = 16;
 
+/// Tokens of a product that a warp computes together.
+pub const WARP_TOKENS: i64 = 8;
+
 /// `[.., M, B, ..]` with `row` axes a token to `[.., M/16, B, 16, ..]`.
 fn to_tiles(t: Tensor, row: usize) -> Tensor {
     let dims: Vec<i64> = (0..=row).rev().map(|i| t.size(-1 - i as isize)).collect();
@@ -291,13 +294,6 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Fewest tokens that it takes.
-    pub fn tokens(self) -> i64 {
-        match self {
-            Unit::Tile => TILE,
-            Unit::Warp => 8,
-        }
-    }
     /// Tokens of an expert that go together where each has so many: enough that unpacking its weights is not most of the work,
     /// but where they are few, not tiles that are empty for the most part.
     pub fn together(self, tokens: i64) -> i64 {
@@ -318,8 +314,8 @@ pub fn halved(x: Tensor, unit: Unit) -> Tensor {
     fn parts<'g>(d: &Ex<'g>, n: i64) -> Ex<'g> {
         simplify1(*d / n)
     }
-    if unit == Unit::Warp && whole(m, unit.tokens()) && whole(k, 128) {
-        let own = [parts(m, 8), g.int(8), parts(k, 128), g.int(4), g.int(4), g.int(8)];
+    if unit == Unit::Warp && whole(m, WARP_TOKENS) && whole(k, 128) {
+        let own = [parts(m, WARP_TOKENS), g.int(WARP_TOKENS), parts(k, 128), g.int(4), g.int(4), g.int(8)];
         return from_warps(to_warps(x.reshape([leading, &own].concat())).contiguous()).reshape(dims);
     }
     if !whole(m, TILE) || !whole(k, 32) {

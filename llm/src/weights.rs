@@ -176,7 +176,7 @@ impl<'g> Matrix<'g> {
             return self.of_f32(x);
         }
         if let Some(unit) = self.numbers.halves(x.size(-2)) {
-            return self.planes.linear_half(ops::halved(x, unit), unit);
+            return self.of_half(x, unit);
         }
         match self.numbers.activations {
             Activations::Int8 if self.layout == Layout::Interleaved16 && x.size(-2) % ops::TILE == 0 => {
@@ -191,15 +191,9 @@ impl<'g> Matrix<'g> {
     /// As [`Matrix::of`] of a matrix with so many rows that the work on each counts, not how soon it begins: formats with sums
     /// of a few numbers each are unpacked for a GPU's matrix unit from one tile of tokens on.
     pub fn of_tall(&self, x: Tensor<'g>) -> Tensor<'g> {
-        let Numbers { activations, unit, .. } = self.numbers;
-        match unit {
-            Some(Unit::Warp)
-                if activations == Activations::Int8
-                    && x.size(-2) % Unit::Warp.tokens() == 0
-                    && self.planes.format.block > 32 =>
-            {
-                self.planes.linear_half(ops::halved(x, Unit::Warp), Unit::Warp)
-            }
+        let fine = self.planes.format.block > 32 && self.numbers.activations == Activations::Int8;
+        match self.numbers.unit {
+            Some(Unit::Warp) if fine && x.size(-2) % ops::WARP_TOKENS == 0 => self.of_half(x, Unit::Warp),
             _ => self.of(x),
         }
     }
@@ -230,6 +224,10 @@ impl<'g> Matrix<'g> {
     /// As [`Matrix::of`] of what [`Matrix::blocks`] made, `[.., M, 32]`, as rows `[M, K]`.
     pub fn of_blocks(&self, x: Tensor<'g>) -> Tensor<'g> {
         self.planes.linear_q8(&ops::kept_blocks(x, self.numbers.several))
+    }
+    /// As [`Matrix::of`], by a unit that multiplies bf16.
+    fn of_half(&self, x: Tensor<'g>, unit: Unit) -> Tensor<'g> {
+        self.planes.linear_half(ops::halved(x, unit), unit)
     }
     /// As [`Matrix::of_f32`] of rows that are normed: beside the norm, where that saves a launch.
     pub fn of_normed_f32(&self, x: Tensor<'g>) -> Tensor<'g> {

@@ -411,7 +411,7 @@ impl<'g> Proposal<'g, '_> {
         let nested = around.iter().zip(sums).any(|(outer, (k, _))| outer != k);
         let plain = !nested && self.byte_axes(stage).len() == 1;
         let (tile, wide) = self.register_tile(stage, store, floats, plain);
-        let many = tile > 1 && !floats && !plain;
+        let many = single && tile > 1 && !floats && !plain;
         let rows: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         while !single && n > 4 && rows * n > block {
             n /= 2;
@@ -433,11 +433,11 @@ impl<'g> Proposal<'g, '_> {
         if left > 1 && !single {
             self.group(&around, left);
         }
-        for (k, _) in sums.iter().filter(|_| !many || !single) {
+        for (k, _) in sums.iter().filter(|_| !many) {
             let rounds = work(self.s.axes[*k].range);
             self.put(Action::Unroll, *k, if rounds <= 8 { 0 } else { 4 });
         }
-        many && single
+        many
     }
 
     /// For each sum the axis that it is cut along: outside where sums are nested.
