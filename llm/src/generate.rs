@@ -150,7 +150,7 @@ trait Forward {
     fn truncate(&mut self, len: usize);
     fn feed(&mut self, tokens: &[u32]) -> Result<(), model::Error>;
     /// What follows the last token is chosen by these.
-    fn scores(&mut self, few: bool) -> Result<Scores<'_>, model::Error>;
+    fn scores(&mut self, few: Option<usize>) -> Result<Scores<'_>, model::Error>;
 }
 
 impl Forward for Model {
@@ -166,7 +166,7 @@ impl Forward for Model {
     fn feed(&mut self, tokens: &[u32]) -> Result<(), model::Error> {
         self.advance(tokens)
     }
-    fn scores(&mut self, few: bool) -> Result<Scores<'_>, model::Error> {
+    fn scores(&mut self, few: Option<usize>) -> Result<Scores<'_>, model::Error> {
         Model::scores(self, 0, few)
     }
 }
@@ -372,8 +372,8 @@ impl<V: Voice> Saying<V> {
         (self.history.len() > self.context).then_some(Reason::Context)
     }
 
-    /// Are the scores of few tokens all that the next is chosen by?
-    pub fn few(&self) -> bool {
+    /// How many of the best tokens are all that the next is chosen among, if these are few.
+    pub fn few(&self) -> Option<usize> {
         self.sampler.few()
     }
 
@@ -469,7 +469,7 @@ mod tests {
             self.logits[next.copied().unwrap_or(0) as usize] = 50.0;
             Ok(())
         }
-        fn scores(&mut self, _few: bool) -> Result<Scores<'_>, model::Error> {
+        fn scores(&mut self, _few: Option<usize>) -> Result<Scores<'_>, model::Error> {
             Ok(Scores::All(&mut self.logits))
         }
     }

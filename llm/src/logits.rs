@@ -26,15 +26,15 @@ const ROWS: usize = 32;
 /// Words of a row that plans give: the chosen parts, their maxima, their logits.
 const WORDS: [usize; 3] = [FEW, FEW, FEW * WIDTH];
 
-/// The same, of each row: i32 `[rows, FEW]`, `[rows, FEW]` in falling order, `[rows, FEW, WIDTH]`. x is
-/// `[rows, vocabulary]`.
+/// The same, of all rows: i32 `[rows, FEW]`, `[rows, FEW]` in falling order, `[FEW, rows, WIDTH]`, so that the best parts of
+/// all lie first. x is `[rows, vocabulary]`.
 pub fn best_parts(x: Tensor) -> [Tensor; 3] {
     let (rows, parts, width) = (x.size(0), x.size(1) / WIDTH as i64, WIDTH as i64);
     let cut = x.reshape([rows, parts, width]);
     let maxima = cut.eq(cut).select(cut, f32::MIN.tensor(cut)).max(-1).squeeze(-1);
     let (largest, chosen) = top_k(maxima, FEW as i64);
-    let first = x.graph().iota(rows).unsqueeze(-1) * parts;
-    [chosen, largest, cut.reshape([rows * parts, width]).gather(chosen + first)]
+    let first = x.graph().iota(rows) * parts;
+    [chosen, largest, cut.reshape([rows * parts, width]).gather(chosen.transpose(0, 1) + first)]
 }
 
 pub struct Logits {
@@ -56,8 +56,8 @@ struct Lie {
     first: usize,
     /// Rows of the plan.
     rows: usize,
-    /// Are the best here?
-    few: bool,
+    /// So many parts of each are here.
+    parts: usize,
 }
 
 impl Logits {
@@ -90,7 +90,7 @@ impl Logits {
 
     /// A plan of so many rows ran, of which those from `first` on are wanted.
     pub fn ran(&mut self, rows: usize, first: usize) {
-        self.lie = Some(Lie { first, rows, few: false });
+        self.lie = Some(Lie { first, rows, parts: 0 });
     }
 
     /// Copies `n` rows behind `before` others, which are here: the device's place is wanted again.
@@ -122,33 +122,30 @@ impl Logits {
         Ok(to)
     }
 
-    /// What a token is chosen by that follows this row; `few` if the best [`FEW`] do.
-    pub fn scores(&mut self, i: usize, few: bool) -> Result<Scores<'_>, Error> {
-        match self.lie {
-            Some(lie) if few && self.best.is_some() && lie.rows <= ROWS => {
-                Ok(Scores::Best(self.candidates(lie, i)?))
+    /// What a token is chosen by that follows this row, where so few of the best do.
+    pub fn scores(&mut self, i: usize, few: Option<usize>) -> Result<Scores<'_>, Error> {
+        match (self.lie, few) {
+            (Some(lie), Some(k @ 1..=FEW)) if self.best.is_some() && lie.rows <= ROWS => {
+                Ok(Scores::Best(self.candidates(lie, i, k)?))
             }
             _ => Ok(Scores::All(self.row(i)?)),
         }
     }
 
-    fn candidates(&mut self, lie: Lie, i: usize) -> Result<Vec<Candidate>, Error> {
-        if let Some(buffer) = self.best.as_ref().filter(|_| !lie.few) {
-            let words: usize = WORDS.iter().sum();
-            device::read_floats(&*self.device, &buffer.whole(), 0, &mut self.few[..lie.rows * words])?;
-            self.lie = Some(Lie { few: true, ..lie });
+    fn candidates(&mut self, lie: Lie, i: usize, k: usize) -> Result<Vec<Candidate>, Error> {
+        if let Some(buffer) = self.best.as_ref().filter(|_| lie.parts < k) {
+            let words = lie.rows * (2 * FEW + k * WIDTH);
+            device::read_floats(&*self.device, &buffer.whole(), 0, &mut self.few[..words])?;
+            self.lie = Some(Lie { parts: k, ..lie });
         }
-        let mut rest = &self.few[..];
-        let [chosen, largest, values] = WORDS.map(|n| {
-            let (all, behind) = rest.split_at(lie.rows * n);
-            rest = behind;
-            &all[(lie.first + i) * n..][..n]
-        });
-        // As many tokens as there are parts are no less than this.
-        let least = largest[FEW - 1];
-        let mut out = Vec::with_capacity(2 * FEW);
-        // In the order in which they lie: the copy is read from far memory.
-        for (part, values) in chosen.iter().zip(values.chunks(WIDTH)) {
+        let at = lie.first + i;
+        let (chosen, rest) = self.few.split_at(lie.rows * FEW);
+        let (largest, values) = rest.split_at(lie.rows * FEW);
+        let [chosen, largest] = [chosen, largest].map(|x| &x[at * FEW..][..k]);
+        // As many tokens as are asked for are no less than this.
+        let least = largest[k - 1];
+        let mut out = Vec::with_capacity(2 * k);
+        for (part, values) in chosen.iter().zip(values.chunks(WIDTH).skip(at).step_by(lie.rows)) {
             let part = part.to_bits() * WIDTH as u32;
             for (first, values) in (part..).step_by(LANES).zip(values.chunks_exact(LANES)) {
                 // Nearly always there is none, which vector units see at once.
@@ -217,14 +214,14 @@ mod tests {
             for seed in 0..20 {
                 let how = Sampling { seed, top_k: 1 + 3 * seed as usize, min_p: 0.0, ..Sampling::default() };
                 for how in [how, Sampling::greedy()] {
-                    let mut id = |few| {
-                        let mut sampler = Sampler::new(&how);
-                        assert!(sampler.few());
+                    let mut id = |few: Option<usize>| {
                         let scores = logits.scores(i, few).unwrap();
-                        assert_eq!(matches!(scores, Scores::Best(_)), few);
-                        sampler.sample(scores, &[])
+                        assert_eq!(matches!(scores, Scores::Best(_)), few.is_some());
+                        Sampler::new(&how).sample(scores, &[])
                     };
-                    assert_eq!(id(true), id(false), "row {i}, {how:?}");
+                    let few = Sampler::new(&how).few();
+                    assert!(few.is_some());
+                    assert_eq!(id(few), id(None), "row {i}, {how:?}");
                 }
             }
         }
@@ -239,8 +236,8 @@ mod tests {
             Sampling { repeat_penalty: 1.1, ..Sampling::greedy() },
             Sampling { logit_bias: vec![(1, 1.0)], ..Sampling::greedy() },
         ] {
-            assert!(!Sampler::new(&how).few(), "{how:?}");
+            assert_eq!(Sampler::new(&how).few(), None, "{how:?}");
         }
-        assert!(Sampler::new(&Sampling { top_k: 0, ..Sampling::greedy() }).few());
+        assert_eq!(Sampler::new(&Sampling { top_k: 0, ..Sampling::greedy() }).few(), Some(1));
     }
 }

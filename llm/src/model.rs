@@ -317,7 +317,7 @@ impl Model {
     }
 
     /// What a token is chosen by that follows row `i` of the last call; `few` if the best [`FEW`](crate::sample::FEW) do.
-    pub fn scores(&mut self, i: usize, few: bool) -> Result<Scores<'_>, Error> {
+    pub fn scores(&mut self, i: usize, few: Option<usize>) -> Result<Scores<'_>, Error> {
         Ok(self.logits.scores(i, few)?)
     }
 

@@ -100,7 +100,7 @@ pub const FEW: usize = 64;
 pub enum Scores<'a> {
     /// Every token's logit.
     All(&'a mut [f32]),
-    /// By rising id tokens among which the best [`FEW`] are.
+    /// By rising id tokens among which the best are that were asked for.
     Best(Vec<Candidate>),
 }
 
@@ -109,10 +109,10 @@ impl Sampler {
         Sampler { how: how.clone(), rng: Rng::new(how.seed), kept: vec![], recent: vec![] }
     }
 
-    /// Are the best [`FEW`] tokens all that it looks at?
-    pub fn few(&self) -> bool {
+    /// How many of the best tokens are all that it looks at, if these are few.
+    pub fn few(&self) -> Option<usize> {
         let k = if self.how.temperature > 0.0 { self.how.top_k } else { 1 };
-        (1..FEW).contains(&k) && self.how.logit_bias.is_empty() && !self.penalises()
+        Some(k).filter(|k| (1..FEW).contains(k) && self.how.logit_bias.is_empty() && !self.penalises())
     }
 
     /// One token. Logits are changed by the bias and the penalties; those that are no numbers count as impossible. If

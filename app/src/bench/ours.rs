@@ -120,7 +120,7 @@ impl Ours {
                     let (each, pos) = (step.iter().zip(&self.tables), test.depth + i);
                     let rows: Vec<Row> = each.map(|(&token, table)| Row { token, pos, table }).collect();
                     self.model.batch(&rows)?;
-                    (0..rows.len()).try_for_each(|i| self.model.scores(i, true).map(drop))?;
+                    (0..rows.len()).try_for_each(|i| self.model.scores(i, Some(1)).map(drop))?;
                 }
             }
             Kind::Decode => {
@@ -132,10 +132,10 @@ impl Ours {
         Ok(began.elapsed())
     }
 
-    /// Tokens of one sequence, to what a next one is chosen by.
+    /// Tokens of one sequence, to what a next one is chosen by, the best.
     fn advance(&mut self, tokens: &[u32]) -> Result<()> {
         self.model.advance(tokens)?;
-        self.model.scores(0, true)?;
+        self.model.scores(0, Some(1))?;
         Ok(())
     }
 

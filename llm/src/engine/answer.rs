@@ -95,9 +95,10 @@ impl<V: Voice> Sequence<V> {
         }
     }
 
-    /// Are the scores of few tokens all that the next is chosen by?
-    pub fn few(&self) -> bool {
-        self.logprobs.is_none() && self.constraint.is_none() && self.saying.few()
+    /// How many of the best tokens are all that the next is chosen among, if these are few.
+    pub fn few(&self) -> Option<usize> {
+        let all = self.logprobs.is_some() || self.constraint.is_some();
+        self.saying.few().filter(|_| !all)
     }
 
     /// Chooses the next token by the scores of the last position.

@@ -27,7 +27,7 @@ pub trait Steps {
     fn prompts(&mut self, pieces: &[Stretch]) -> Result<Vec<Option<Vec<f32>>>, model::Error>;
     fn batch(&mut self, rows: &[Row]) -> Result<(), model::Error>;
     /// What follows a row of the last batch is chosen by these.
-    fn scores(&mut self, i: usize, few: bool) -> Result<Scores<'_>, model::Error>;
+    fn scores(&mut self, i: usize, few: Option<usize>) -> Result<Scores<'_>, model::Error>;
     /// Does something ahead of time for so many sequences; false if nothing is left to do.
     fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error>;
 }
@@ -51,7 +51,7 @@ impl Steps for Model {
     fn batch(&mut self, rows: &[Row]) -> Result<(), model::Error> {
         Model::batch(self, rows)
     }
-    fn scores(&mut self, i: usize, few: bool) -> Result<Scores<'_>, model::Error> {
+    fn scores(&mut self, i: usize, few: Option<usize>) -> Result<Scores<'_>, model::Error> {
         Model::scores(self, i, few)
     }
     fn prepare(&mut self, sequences: usize) -> Result<bool, model::Error> {

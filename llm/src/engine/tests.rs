@@ -89,7 +89,7 @@ impl Steps for Fake {
         self.logits = rows.iter().map(|r| self.one(r.token, r.pos, r.table, 2)).collect();
         Ok(())
     }
-    fn scores(&mut self, i: usize, _few: bool) -> Result<Scores<'_>, model::Error> {
+    fn scores(&mut self, i: usize, _few: Option<usize>) -> Result<Scores<'_>, model::Error> {
         Ok(Scores::All(&mut self.logits[i]))
     }
     fn prepare(&mut self, _: usize) -> Result<bool, model::Error> {

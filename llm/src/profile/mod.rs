@@ -201,7 +201,7 @@ impl Again {
             }
             None => model.advance(&self.ids)?,
         }
-        model.scores(0, true)?;
+        model.scores(0, Some(1))?;
         let seconds = start.elapsed().as_secs_f64();
         model.truncate(self.depth);
         Ok(seconds)
