@@ -144,6 +144,9 @@ fn fold_count(c: Count) -> Count {
 /// Vector registers that a round of a loop wants besides its sums: weights, scales, masks.
 const OTHERS: usize = 6;
 
+/// Words of a thread's sums that are much to store and to read again.
+const MUCH: u16 = 8;
+
 #[derive(Default)]
 struct Scope {
     /// The range whose loop this is; none at the root.
@@ -487,13 +490,19 @@ impl<'g> Linearizer<'g> {
                 self.split_ranges(*f).1.into_iter().filter(|r| !shared.contains(r)).collect::<Vec<_>>(),
             );
         }
+        // Of what is much only those get the sums that go on with them: not where other sums are made of these.
+        let words: u16 = together.iter().map(|f| f.dtype().lanes).sum();
+        let mut everybody = words < MUCH;
+        for other in self.folds.clone() {
+            everybody |= together.iter().any(|f| *f != other && self.within(*f, other));
+        }
         // Registers before memory: fewer threads meet there.
         shared.sort_by_key(|r| !matches!(r.op(), Op::Range(_, Kind::Lane)));
         for r in shared {
             let over: Vec<usize> =
                 (0..together.len()).filter(|&i| self.split_ranges(together[i]).1.contains(&r)).collect();
             let parts: Vec<(Fold, Reg)> = over.iter().map(|&i| (kind(&together[i]), acc[i])).collect();
-            for (i, sum) in over.into_iter().zip(self.across_threads(&parts, r)) {
+            for (i, sum) in over.into_iter().zip(self.across_threads(&parts, r, everybody)) {
                 acc[i] = sum;
             }
         }
@@ -567,8 +576,8 @@ impl<'g> Linearizer<'g> {
         dst
     }
 
-    /// Folds over the threads of one range; every thread gets the result.
-    fn across_threads(&mut self, parts: &[(Fold, Reg)], range: Ex<'g>) -> Vec<Reg> {
+    /// Folds over the threads of one range. The first thread along it gets the results, or everybody.
+    fn across_threads(&mut self, parts: &[(Fold, Reg)], range: Ex<'g>, everybody: bool) -> Vec<Reg> {
         let size = |a: &Axis| a.extent().expect("thread axes are constant");
         let at = self.threads.iter().position(|a| a.range == range).expect("a thread range of this stage");
         let n = size(&self.threads[at]);
@@ -585,28 +594,33 @@ impl<'g> Linearizer<'g> {
         let used: i64 = self.threads.iter().map(size).product();
         let threads = (self.out.threads as usize).next_multiple_of(used as usize);
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
+        let (place, zero) = (self.value(range), self.int(0));
+        // Who alone goes on with the results keeps its own part.
+        let (first, other) = match everybody {
+            true => (None, None),
+            false => (Some(self.binary(Binary::Eq, place, zero)), Some(self.binary(Binary::Lt, zero, place))),
+        };
         let mut met = vec![];
         for &(fold, acc) in parts {
             let (t, mem) = (self.out.dtype(acc), Mem::Local(self.out.locals.len() as u32));
             self.out.locals.push(Local { dtype: t.with_lanes(1), len: threads * t.lanes as usize });
             let lanes = self.int(t.lanes as i64);
             let own = self.binary(Binary::Mul, tid, lanes);
-            self.push(Inst::Store { mem, index: own, offset: 0, value: acc, gate: None });
-            met.push((fold, t, mem, own));
+            self.push(Inst::Store { mem, index: own, offset: 0, value: acc, gate: other });
+            met.push((fold, t, mem, own, acc));
         }
         self.push(Inst::Barrier { width: None });
-        // The first thread of the group: this one's number less its own place along the range.
-        let place = self.value(range);
         let mut sums = vec![];
-        for (fold, t, mem, own) in met {
+        for (fold, t, mem, own, acc) in met {
+            // The first thread of the group: this one's number less its own place along the range.
             let step = self.int(stride * t.lanes as i64);
             let back = self.binary(Binary::Mul, place, step);
-            let first = self.binary(Binary::Sub, own, back);
-            let mut sum = None;
-            for i in 0..n {
+            let start = self.binary(Binary::Sub, own, back);
+            let mut sum = Some(acc).filter(|_| !everybody);
+            for i in !everybody as i64..n {
                 let dst = self.out.reg(t);
                 let offset = i * stride * t.lanes as i64;
-                self.push(Inst::Load { dst, mem, index: first, offset, gate: None });
+                self.push(Inst::Load { dst, mem, index: start, offset, gate: first });
                 sum = Some(sum.map_or(dst, |s| self.binary(fold.binary(), s, dst)));
             }
             sums.push(sum.expect("a group has threads"));

@@ -587,4 +587,37 @@ mod tests {
         assert!(tall(8).iter().any(|o| o.action == Action::Mma));
         assert!(shared(8) && !shared(16));
     }
+
+    /// Eight threads read 16 bytes each at a time.
+    #[test]
+    fn keys_come_from_all_banks_at_a_time() {
+        let (g, caps) = (Graph::new(), Ptx::new(90).caps());
+        let cache = g.input("cache", DType::F16, [4, 64, 192]);
+        let q = g.input("q", DType::F16, [1, 16, 192]);
+        let scores = ops::linear_half(q, cache);
+        let shares = (scores - scores.max(-1)).exp().cast(Scalar::F16);
+        let values = cache.slice(-1, 0..128).transpose(1, 2);
+        let program = pipeline::schedule(&g, &[ops::linear_half(shares, values)], Grain::GPU);
+        let kernel = program.kernels.last().unwrap();
+        let opts = propose(kernel, &caps);
+        assert_eq!(opts[0].action, Action::Keep);
+        let s = Scheduled::new(kernel.clone()).apply_all(&opts, &caps).unwrap();
+        let warp = s.warps.iter().min_by_key(|w| w.stage).expect("a product");
+        let keys =
+            |e: &Ex| e.op() == Op::Load && matches!(e.arg(0).op(), Op::Local(_)) && reads(*e, warp.half);
+        let load = topo(&[s.kernel.stages[warp.stage].store]).into_iter().find(keys).expect("keys");
+        for eight in 0..4 {
+            let bank = |thread: i64| {
+                let known = |r: Ex| {
+                    let n = if r == warp.thread { thread } else { (r == warp.part) as i64 * (thread % 4) };
+                    (r.id, g.int(n))
+                };
+                let ranges = topo(&[load.arg(1)]).into_iter().filter(|e| matches!(e.op(), Op::Range(..)));
+                let at = substitute(&[load.arg(1)], &ranges.map(known).collect::<HashMap<_, _>>());
+                simplify1(at[0]).as_int().expect("all is known") * 2 / 16 % 8
+            };
+            let banks: HashSet<i64> = (8 * eight..8 * eight + 8).map(bank).collect();
+            assert_eq!(banks.len(), 8, "threads from {} on: {banks:?}", 8 * eight);
+        }
+    }
 }

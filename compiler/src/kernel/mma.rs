@@ -6,7 +6,7 @@
 //! that weights are unpacked in registers. Which inputs stand side by side does not matter while both factors agree.
 
 use super::tiles::{Product, multiple, products};
-use super::{Axis, Illegal, Role, Scheduled, step};
+use super::{Axis, Illegal, Role, Scheduled, share, step};
 use crate::dtype::{DType, Scalar};
 use crate::graph::{Ex, Graph, Id, Kind, Op, rebuild, topo};
 use crate::rewrite::substitute;
@@ -24,8 +24,8 @@ pub(super) const PARTS: i64 = 4;
 /// Rows that a thread has side by side.
 const BESIDE: i64 = 4;
 
-/// The ranges of a stage's product: row `8·half + thread/4` of 16, or `thread/4` of two blocks `half`; token
-/// `2·(thread%4) + side` of eight; part `part` of the inputs.
+/// The ranges of a stage's product: row `8·half + thread/4` of 16, the eight in any order, or `thread/4` of two blocks `half`;
+/// token `2·(thread%4) + side` of eight; part `part` of the inputs.
 #[derive(Clone, Copy)]
 pub struct Warp<'g> {
     pub stage: usize,
@@ -102,9 +102,16 @@ impl<'g> Scheduled<'g> {
                 (row, self.axes[half].range)
             }
             None => {
-                let row = self.inner(by(ROWS).map_or(longest, |r| r.0), ROWS, Kind::Serial);
+                let rows = by(ROWS).map_or(longest, |r| r.0);
+                let over_banks = found.iter().all(|p| over_banks(p.weights, self.axes[rows].range));
+                let row = self.inner(rows, ROWS, Kind::Serial);
                 let half = self.range(2, Kind::Upcast);
-                self.replace(self.axes[row].range, half * (ROWS / 2) + thread / PARTS, &[half, thread], None);
+                // Threads that read at the same time have rows whose banks are not the same.
+                let eighth = match over_banks {
+                    true => thread / PARTS % 2 * (ROWS / 4) + thread / (2 * PARTS),
+                    false => thread / PARTS,
+                };
+                self.replace(self.axes[row].range, half * (ROWS / 2) + eighth, &[half, thread], None);
                 self.axes.push(Axis { range: half, role: self.axes[row].role });
                 (row, half)
             }
@@ -150,6 +157,13 @@ impl<'g> Scheduled<'g> {
         self.split(axis, n, kind, false);
         if whole { axis } else { self.axes.len() - 1 }
     }
+}
+
+/// Does a weight lie in local memory whose rows begin 16 bytes further in the banks, one after the other?
+fn over_banks<'g>(weight: Ex<'g>, row: Ex<'g>) -> bool {
+    let local = weight.op() == Op::Load && matches!(weight.arg(0).op(), Op::Local(_));
+    let bytes = weight.dtype().bytes() as i64;
+    local && step(weight, row).is_some_and(|by| by * bytes % share::BANKS == share::ACROSS)
 }
 
 fn depends(e: Ex, on: Ex) -> bool {

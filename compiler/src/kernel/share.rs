@@ -14,9 +14,9 @@ use std::collections::HashMap;
 
 /// Bytes of local memory that can be read at a time, and by how many a row is longer where threads read from neighbouring
 /// rows, or from every other row as they do where the sum is over rows.
-const BANKS: i64 = 128;
+pub(super) const BANKS: i64 = 128;
 const ALONG: i64 = 64;
-const ACROSS: i64 = 16;
+pub(super) const ACROSS: i64 = 16;
 
 macro_rules! refuse { ($($t:tt)*) => { return Err(Illegal(format!($($t)*))) } }
 
