@@ -588,36 +588,42 @@ mod tests {
         assert!(shared(8) && !shared(16));
     }
 
-    /// Eight threads read 16 bytes each at a time.
+    /// Eight threads read 16 bytes of keys each at a time, sixteen 8 bytes of values.
     #[test]
-    fn keys_come_from_all_banks_at_a_time() {
-        let (g, caps) = (Graph::new(), Ptx::new(90).caps());
-        let cache = g.input("cache", DType::F16, [4, 64, 192]);
-        let q = g.input("q", DType::F16, [1, 16, 192]);
-        let scores = ops::linear_half(q, cache);
-        let shares = (scores - scores.max(-1)).exp().cast(Scalar::F16);
-        let values = cache.slice(-1, 0..128).transpose(1, 2);
-        let program = pipeline::schedule(&g, &[ops::linear_half(shares, values)], Grain::GPU);
-        let kernel = program.kernels.last().unwrap();
-        let opts = propose(kernel, &caps);
-        assert_eq!(opts[0].action, Action::Keep);
-        let s = Scheduled::new(kernel.clone()).apply_all(&opts, &caps).unwrap();
-        let warp = s.warps.iter().min_by_key(|w| w.stage).expect("a product");
-        let keys =
-            |e: &Ex| e.op() == Op::Load && matches!(e.arg(0).op(), Op::Local(_)) && reads(*e, warp.half);
-        let load = topo(&[s.kernel.stages[warp.stage].store]).into_iter().find(keys).expect("keys");
-        for eight in 0..4 {
-            let bank = |thread: i64| {
-                let known = |r: Ex| {
-                    let n = if r == warp.thread { thread } else { (r == warp.part) as i64 * (thread % 4) };
-                    (r.id, g.int(n))
+    fn keys_and_values_come_from_all_banks_at_a_time() {
+        let caps = Ptx::new(90).caps();
+        for positions in [16, 32, 64] {
+            let g = Graph::new();
+            let cache = g.input("cache", DType::F16, [4, positions, 192]);
+            let q = g.input("q", DType::F16, [1, 16, 192]);
+            let scores = ops::linear_half(q, cache);
+            let shares = (scores - scores.max(-1)).exp().cast(Scalar::F16);
+            let values = cache.slice(-1, 0..128).transpose(1, 2);
+            let program = pipeline::schedule(&g, &[ops::linear_half(shares, values)], Grain::GPU);
+            let kernel = program.kernels.last().unwrap();
+            let opts = propose(kernel, &caps);
+            assert_eq!(opts[0].action, Action::Keep);
+            let s = Scheduled::new(kernel.clone()).apply_all(&opts, &caps).unwrap();
+            let mut warps = s.warps.clone();
+            warps.sort_by_key(|w| w.stage);
+            for (w, (threads, bytes)) in warps.iter().zip([(8, 16), (16, 8)]) {
+                let near = |e: &Ex| matches!(e.arg(0).op(), Op::Local(_)) && reads(*e, w.half);
+                let loads =
+                    topo(&[s.kernel.stages[w.stage].store]).into_iter().filter(|e| e.op() == Op::Load);
+                let at = loads.clone().find(near).expect("keys or values").arg(1);
+                let place = |thread: i64| {
+                    let own =
+                        |r: Ex| if r == w.thread { thread } else { (r == w.part) as i64 * (thread % 4) };
+                    let ranges = topo(&[at]).into_iter().filter(|e| matches!(e.op(), Op::Range(..)));
+                    let known: HashMap<Id, Ex> = ranges.map(|r| (r.id, g.int(own(r)))).collect();
+                    simplify1(substitute(&[at], &known)[0]).as_int().expect("all is known") * 2
                 };
-                let ranges = topo(&[load.arg(1)]).into_iter().filter(|e| matches!(e.op(), Op::Range(..)));
-                let at = substitute(&[load.arg(1)], &ranges.map(known).collect::<HashMap<_, _>>());
-                simplify1(at[0]).as_int().expect("all is known") * 2 / 16 % 8
-            };
-            let banks: HashSet<i64> = (8 * eight..8 * eight + 8).map(bank).collect();
-            assert_eq!(banks.len(), 8, "threads from {} on: {banks:?}", 8 * eight);
+                for first in (0..32).step_by(threads) {
+                    let at_a_time = first as i64..(first + threads) as i64;
+                    let banks: HashSet<i64> = at_a_time.map(|t| place(t) / bytes % (128 / bytes)).collect();
+                    assert_eq!(banks.len(), threads, "{positions} positions, stage {}: {banks:?}", w.stage);
+                }
+            }
         }
     }
 }

@@ -145,7 +145,7 @@ impl<'g> Proposal<'g, '_> {
         let (inputs, unrolled) = match around.iter().rfind(by_four).filter(|_| whole) {
             Some((outer, _)) => (*outer, 0),
             // Threads that read every other row of local memory read from all banks.
-            None if near && !along && k.extent().is_some_and(|e| e % 64 == 0) => (*last, 2),
+            None if near && !along && k.extent().is_some_and(|e| e % 16 == 0) => (*last, 2),
             None => (*last, if k.extent().is_none_or(|e| e % 32 == 0) { 8 } else { 4 }),
         };
         let put = self.put(Action::Unroll, *last, unrolled)
@@ -194,6 +194,7 @@ impl<'g> Proposal<'g, '_> {
         let block = match groups {
             _ if !single => shared,
             1 => BLOCK,
+            _ if least > 1 => BLOCK,
             _ => STAGED,
         };
         let mut warps = block / lanes / groups;
@@ -391,9 +392,16 @@ impl<'g> Proposal<'g, '_> {
             let even = |e: i64, s: i64| {
                 e % (s * lanes) == 0 || !single && e < 4 * lanes && e % s == 0 && e / s >= own
             };
+            // Of attention's scores in local memory one load: with two of them lanes would meet in the same banks.
+            let loads = summed(store);
+            let near = |l: &Ex<'g>| matches!(l.arg(0).op(), Op::Local(_));
+            let bytes = loads.iter().map(|l| l.dtype().bytes()).max().unwrap_or(4);
+            let one = self.caps.vector_bytes as usize / bytes;
+            let most = if !self.s.warps.is_empty() && loads.iter().all(near) { one as i64 } else { 8 };
             let sides: &[i64] = if single { &[4, 2] } else { &[8, 4, 2] };
+            let fits = |e: i64| sides.iter().copied().find(|s| *s <= most && even(e, *s));
             for (k, a) in sums {
-                if let Some(side) = a.extent().and_then(|e| sides.iter().copied().find(|s| even(e, *s))) {
+                if let Some(side) = a.extent().and_then(fits) {
                     self.put(Action::Unroll, *k, side as usize);
                 }
             }
