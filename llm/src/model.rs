@@ -113,9 +113,7 @@ pub struct Model {
     pub(crate) weights: HashMap<String, Vec<Slice>>,
     pub(crate) cos: Slice,
     pub(crate) sin: Slice,
-    pub(crate) ids: Slice,
-    /// What a step in pages is told: slots, positions, starts and table, behind `ids` in one buffer.
-    pub(crate) paging: [Slice; 4],
+    pub(crate) told: paged::Told,
     /// The residual stream, before and after a layer.
     pub(crate) stream: [Slice; 2],
     /// After the final norm.
@@ -218,7 +216,6 @@ impl Model {
         }
         let draft = (drafts > 0).then(|| layers.split_off(config.layers as usize).swap_remove(0));
         let rows = long as i64;
-        let told = paged::Told::alloc(&*device, long, capacity)?;
         Ok(Model {
             layout,
             numbers,
@@ -233,8 +230,7 @@ impl Model {
             weights,
             cos: upload(&cos)?,
             sin: upload(&sin)?,
-            ids: told.ids,
-            paging: told.paging,
+            told: paged::Told::alloc(&*device, long, capacity)?,
             stream: [room(rows * config.dim)?, room(rows * config.dim)?],
             hidden: room(rows * config.dim)?,
             logits: Logits::new(device.clone(), most, config.vocab as usize, numbers.spread)?,
@@ -374,8 +370,7 @@ impl Model {
 
     /// Runs one plan over token ids that stand at `pos`.
     fn step(&mut self, part: Part, tokens: &[u32], pos: usize) -> Result<(), Error> {
-        let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-        self.device.write(&self.ids, 0, &bytes)?;
+        self.told.write(&*self.device, tokens)?;
         let rows = self.rows_for(tokens.len());
         self.launch(part, rows, &[("pos", pos as i64), ("blocks", self.blocks(part, rows, pos + rows))])
     }

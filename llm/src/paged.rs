@@ -8,7 +8,7 @@ use crate::attention::{KV_BLOCK, Reach};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::{Error, Model, Part, Piece, caches, most_rows};
 use compiler::quant::Layout;
-use runtime::buffer::Slice;
+use runtime::buffer::{Buffer, Slice};
 use runtime::device::{self, Device};
 
 /// Positions of a page.
@@ -57,19 +57,35 @@ impl Stretch<'_> {
 }
 
 /// Where a step reads what it is told: one buffer, so that one write does.
-pub(crate) struct Told {
-    pub ids: Slice,
-    /// Slots, positions, starts, table.
-    pub paging: [Slice; 4],
-}
+pub(crate) struct Told(Buffer);
 
 impl Told {
     pub fn alloc(device: &dyn Device, most: usize, capacity: i64) -> Result<Told, device::Error> {
-        let row = most.max(BATCHES[BATCHES.len() - 1]).next_multiple_of(16) * 4;
-        let table = BATCHES[BATCHES.len() - 1] * (capacity / KV_BLOCK) as usize * 4;
-        let buffer = device.alloc(4 * row + table)?;
-        let part = |i: usize| buffer.slice(i * row, row);
-        Ok(Told { ids: part(0)?, paging: [part(1)?, part(2)?, part(3)?, buffer.slice(4 * row, table)?] })
+        let widest = BATCHES[BATCHES.len() - 1];
+        let table = widest * (capacity / KV_BLOCK) as usize * 4;
+        Ok(Told(device.alloc(4 * Told::row(most.max(widest)) + table)?))
+    }
+
+    /// Bytes of a number for each of so many rows.
+    fn row(rows: usize) -> usize {
+        rows.next_multiple_of(16) * 4
+    }
+
+    /// The token ids of a plan of so many rows.
+    pub fn ids(&self, rows: usize) -> Result<Slice, device::Error> {
+        self.0.slice(0, Told::row(rows))
+    }
+
+    /// Its slots, positions, starts and table: right behind them, so that little is written for few rows.
+    pub fn paging(&self, rows: usize) -> Result<[Slice; 4], device::Error> {
+        let row = Told::row(rows);
+        let part = |i: usize| self.0.slice(i * row, row);
+        Ok([part(1)?, part(2)?, part(3)?, self.0.slice(4 * row, self.0.len() - 4 * row)?])
+    }
+
+    pub fn write(&self, device: &dyn Device, words: &[u32]) -> Result<(), device::Error> {
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        device.write(&self.0.whole(), 0, &bytes)
     }
 }
 
@@ -167,7 +183,7 @@ impl Model {
         }
         let rows = self.prompt_rows(ids.len());
         slots.extend((ids.len()..rows).map(|i| self.spare_row(i)));
-        self.tell(&ids, [&slots, &positions, &starts], &table)?;
+        self.tell(rows, [&ids, &slots, &positions, &starts], &table)?;
         self.launch(Part::Paged, rows, &[("pos", pos as i64), ("blocks", table.len() as i64)])?;
         let mut end = 0;
         let last = pieces.iter().map(|p| {
@@ -227,7 +243,7 @@ impl Model {
             table.extend(used.chain(std::iter::repeat(r.table[0])).take(pages));
         }
         table.resize(rows * pages, spare);
-        self.tell(&ids, [&slots, &positions, &[]], &table)?;
+        self.tell(rows, [&ids, &slots, &positions, &[]], &table)?;
         self.launch(part, rows, &[("blocks", blocks as i64)])?;
         self.head(Part::Head, rows, 0)
     }
@@ -302,17 +318,15 @@ impl Model {
         (self.pages() * PAGE + i) as u32
     }
 
-    /// `rows`: slots, positions and starts.
-    fn tell(&self, ids: &[u32], rows: [&[u32]; 3], table: &[u32]) -> Result<(), Error> {
-        let parts = [(&self.ids, ids)].into_iter().chain(self.paging.iter().zip(rows));
+    /// Tells a plan of so many rows their ids, slots, positions and starts.
+    fn tell(&self, rows: usize, parts: [&[u32]; 4], table: &[u32]) -> Result<(), Error> {
         let mut words = vec![];
-        for (place, part) in parts {
+        for (i, part) in parts.into_iter().enumerate() {
             words.extend_from_slice(part);
-            words.resize(words.len() + place.len() / 4 - part.len(), 0);
+            words.resize((i + 1) * Told::row(rows) / 4, 0);
         }
         words.extend_from_slice(table);
-        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-        Ok(self.device.write(&self.ids.buffer().whole(), 0, &bytes)?)
+        Ok(self.told.write(&*self.device, &words)?)
     }
 }
 

@@ -64,7 +64,7 @@ impl<'m> Planner<'m> {
         let ids = g.input("ids", DType::I32, [rows]);
         let x = Embedding::declare(&i, &model.config)?.of(ids);
         let mut memory = self.weights(&i.sources());
-        memory.insert(slot(ids), model.ids.clone());
+        memory.insert(slot(ids), model.told.ids(rows as usize)?);
         self.module(&g, &[x], memory, &model.stream[0])?;
         let mut at = 0;
         let mut made: HashMap<usize, (Arc<Module>, BlockSlots)> = HashMap::new();
@@ -119,7 +119,7 @@ impl<'m> Planner<'m> {
         memory.extend(s.caches.iter().copied().zip(layer.caches.iter().cloned()));
         memory.extend([(s.x, model.stream[at].clone()), (s.y, model.stream[1 - at].clone())]);
         memory.extend([(s.tables[0], model.cos.clone()), (s.tables[1], model.sin.clone())]);
-        memory.extend(s.paging.into_iter().flatten().zip(model.paging.iter().cloned()));
+        memory.extend(s.paging.into_iter().flatten().zip(model.told.paging(rows as usize)?));
         self.modules.push((module.clone(), memory));
         Ok(1 - at)
     }
@@ -139,7 +139,7 @@ impl<'m> Planner<'m> {
         let x = drafting.of(e, h, model.config.eps);
         let mut memory = self.weights(&i.sources());
         memory.extend(self.weights(&own.sources()));
-        memory.extend([(slot(ids), model.ids.clone()), (slot(h), model.hidden.clone())]);
+        memory.extend([(slot(ids), model.told.ids(rows as usize)?), (slot(h), model.hidden.clone())]);
         self.module(&g, &[x], memory, &model.stream[0])?;
         let at = self.block(layer, rows, 0, &mut HashMap::new())?;
         let g = Graph::new();
