@@ -594,11 +594,13 @@ impl<'g> Linearizer<'g> {
         let used: i64 = self.threads.iter().map(size).product();
         let threads = (self.out.threads as usize).next_multiple_of(used as usize);
         let tid = self.op(DType::INDEX, linear::Op::Thread, &[]);
-        let (place, zero) = (self.value(range), self.int(0));
+        let place = self.value(range);
         // Who alone goes on with the results keeps its own part.
-        let (first, other) = match everybody {
-            true => (None, None),
-            false => (Some(self.binary(Binary::Eq, place, zero)), Some(self.binary(Binary::Lt, zero, place))),
+        let (first, other) = if everybody {
+            (None, None)
+        } else {
+            let zero = self.int(0);
+            (Some(self.binary(Binary::Eq, place, zero)), Some(self.binary(Binary::Lt, zero, place)))
         };
         let mut met = vec![];
         for &(fold, acc) in parts {

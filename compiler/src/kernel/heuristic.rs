@@ -607,10 +607,10 @@ mod tests {
             let mut warps = s.warps.clone();
             warps.sort_by_key(|w| w.stage);
             for (w, (threads, bytes)) in warps.iter().zip([(8, 16), (16, 8)]) {
-                let near = |e: &Ex| matches!(e.arg(0).op(), Op::Local(_)) && reads(*e, w.half);
-                let loads =
-                    topo(&[s.kernel.stages[w.stage].store]).into_iter().filter(|e| e.op() == Op::Load);
-                let at = loads.clone().find(near).expect("keys or values").arg(1);
+                let near =
+                    |e: &Ex| e.op() == Op::Load && matches!(e.arg(0).op(), Op::Local(_)) && reads(*e, w.half);
+                let all = topo(&[s.kernel.stages[w.stage].store]);
+                let at = all.into_iter().find(near).expect("keys or values").arg(1);
                 let place = |thread: i64| {
                     let own =
                         |r: Ex| if r == w.thread { thread } else { (r == w.part) as i64 * (thread % 4) };
