@@ -312,7 +312,7 @@ impl Model {
         Ok(self.logits.row(i)?)
     }
 
-    /// What a token is chosen by that follows row `i` of the last call; `few` if the best [`FEW`](crate::sample::FEW) do.
+    /// What a token is chosen by that follows row `i` of the last call, where so `few` of the best do.
     pub fn scores(&mut self, i: usize, few: Option<usize>) -> Result<Scores<'_>, Error> {
         Ok(self.logits.scores(i, few)?)
     }

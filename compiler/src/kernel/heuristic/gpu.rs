@@ -193,8 +193,7 @@ impl<'g> Proposal<'g, '_> {
         let groups = self.warps_of_a_sum(stage, &found[0].over, all, least);
         let block = match groups {
             _ if !single => shared,
-            1 => BLOCK,
-            _ if least > 1 => BLOCK,
+            _ if groups == 1 || least > 1 => BLOCK,
             _ => STAGED,
         };
         let mut warps = block / lanes / groups;
@@ -396,8 +395,8 @@ impl<'g> Proposal<'g, '_> {
             let loads = summed(store);
             let near = |l: &Ex<'g>| matches!(l.arg(0).op(), Op::Local(_));
             let bytes = loads.iter().map(|l| l.dtype().bytes()).max().unwrap_or(4);
-            let one = self.caps.vector_bytes as usize / bytes;
-            let most = if !self.s.warps.is_empty() && loads.iter().all(near) { one as i64 } else { 8 };
+            let one = (self.caps.vector_bytes as usize / bytes) as i64;
+            let most = if !self.s.warps.is_empty() && loads.iter().all(near) { one } else { 8 };
             let sides: &[i64] = if single { &[4, 2] } else { &[8, 4, 2] };
             let fits = |e: i64| sides.iter().copied().find(|s| *s <= most && even(e, *s));
             for (k, a) in sums {
