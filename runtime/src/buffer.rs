@@ -9,7 +9,7 @@ use crate::machine;
 use memmap2::{MmapMut, MmapOptions};
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// One allocation on a device, freed with the last handle.
@@ -99,7 +99,35 @@ fn check(offset: usize, len: usize, size: usize) -> Result<(), Error> {
 
 /// Zeroed host memory, at least 64-byte aligned, with [`GUARD`] readable bytes behind it.
 pub struct Memory {
-    _pages: MmapMut,
+    _pages: Arc<MmapMut>,
+}
+
+/// Host memory for many. What is less than a huge page shares some with others: a small model's weights are as many
+/// allocations as it has matrices, and the TLB has no room for all of their 4 KiB pages.
+#[derive(Default)]
+pub struct Host {
+    shared: Mutex<Option<(Buffer, usize)>>,
+}
+
+/// Memory that small allocations share.
+const SHARED: usize = 4 * HUGE;
+
+impl Host {
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
+        let room = (bytes + GUARD).next_multiple_of(64);
+        if room >= HUGE {
+            return Memory::alloc(bytes);
+        }
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let (buffer, taken) = match shared.take().filter(|(b, taken)| taken + room <= b.len()) {
+            Some(known) => known,
+            None => (Memory::alloc(SHARED)?, 0),
+        };
+        let pages = buffer.memory::<Memory>()?._pages.clone();
+        let part = Buffer::new(buffer.0.address + taken as u64, bytes, Memory { _pages: pages });
+        *shared = Some((buffer, taken + room));
+        Ok(part)
+    }
 }
 
 /// Bytes behind every allocation that a vector load may run over.
@@ -129,7 +157,7 @@ impl Memory {
             // A system without huge pages refuses, and the memory is as good as any.
             let _ = pages.advise_range(memmap2::Advice::HugePage, address - start, bytes);
         }
-        Ok(Buffer::new(address as u64, bytes, Memory { _pages: pages }))
+        Ok(Buffer::new(address as u64, bytes, Memory { _pages: Arc::new(pages) }))
     }
 
     pub fn write(to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error> {

@@ -9,7 +9,7 @@ mod pool;
 
 pub use features::Tier;
 
-use crate::buffer::{Buffer, Memory, Slice};
+use crate::buffer::{Buffer, Host, Memory, Slice};
 use crate::device::{Device, Error, Prepared, Program};
 use crate::machine;
 use crate::plan::Plan;
@@ -33,6 +33,7 @@ pub struct CpuDevice {
     name: String,
     target: Box<dyn Target>,
     pool: Pool,
+    host: Host,
 }
 
 /// A plan as the pool wants it.
@@ -56,7 +57,7 @@ impl CpuDevice {
         let pool = Pool::new(threads)
             .map_err(|e| Error::System { what: format!("starting {threads} threads"), why: e.to_string() })?;
         let name = format!("cpu ({threads} threads, {})", target.name());
-        Ok(CpuDevice { name, target, pool })
+        Ok(CpuDevice { name, target, pool, host: Host::default() })
     }
 
     pub fn threads(&self) -> usize {
@@ -95,7 +96,7 @@ impl Device for CpuDevice {
         &*self.target
     }
     fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
-        Memory::alloc(bytes)
+        self.host.alloc(bytes)
     }
     fn write(&self, to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         Memory::write(to, offset, bytes)
