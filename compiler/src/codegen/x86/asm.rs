@@ -297,6 +297,14 @@ impl Assembler {
         self.raw(&[0; 4]);
     }
 
+    /// Jumps when `cond` holds to where the label that it gives will be bound.
+    pub fn jump_ahead(&mut self, cond: Cond) -> Label {
+        let to = Label(self.labels.len() as u32);
+        self.labels.push(None);
+        self.jump(Some((cond, false)), to);
+        to
+    }
+
     /// Fills up with long no-ops to a multiple of `to` bytes.
     pub fn align(&mut self, to: usize) {
         const NOPS: [&[u8]; 9] = [

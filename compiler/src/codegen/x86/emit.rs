@@ -2,7 +2,7 @@
 //!
 //! The frame, from `rsp` (a multiple of 64) upwards: selection's scratch area, spill slots, the caller's `rsp`.
 
-use super::asm::{Assembler, Label, Mask, Memory, Operand, Pool};
+use super::asm::{Assembler, Cond, Label, Mask, Memory, Operand, Pool};
 use super::mach::{Arg, Base, Func, MachInst, Opcode, Size, gpr};
 use iced_x86::{Mnemonic, Register};
 use regalloc2::{
@@ -170,11 +170,11 @@ impl Emitter<'_> {
                     self.goes_to(b, or);
                 }
             }
-            Opcode::Op(m) => {
+            Opcode::Op(m) | Opcode::Unless0(m) => {
                 let mut regs = allocs.iter().map(|a| a.as_reg().expect("operands are in registers"));
                 let mut next = || regs.next().expect("one allocation an operand");
                 let first = allocs.first().and_then(|a| a.as_reg());
-                let ops: Vec<Operand> = i
+                let mut ops: Vec<Operand> = i
                     .args
                     .iter()
                     .map(|a| match *a {
@@ -209,7 +209,13 @@ impl Emitter<'_> {
                     })
                     .collect();
                 let mask = i.mask.map(|(k, zeroing)| Mask { k: Register::K0 + k as u32, zeroing });
+                let skip = matches!(i.op, Opcode::Unless0(_)).then(|| {
+                    let gate = ops.pop().expect("a last argument");
+                    self.asm.emit(Mnemonic::Test, &[gate, gate], None);
+                    self.asm.jump_ahead(Cond::Equal)
+                });
                 self.asm.emit(m, &ops, mask);
+                skip.into_iter().for_each(|l| self.asm.bind(l));
             }
         }
     }

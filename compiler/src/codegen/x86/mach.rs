@@ -98,6 +98,8 @@ pub enum Arg {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Opcode {
     Op(Mnemonic),
+    /// The same unless the last argument, which the instruction itself does not have, is 0.
+    Unless0(Mnemonic),
     /// Defines the four parameters of the function.
     Entry,
     Jump(Label),

@@ -5,7 +5,7 @@
 
 use super::asm::Cond;
 use super::lower::{Lower, lane_mask};
-use super::mach::{Address, Arg, Base, Size};
+use super::mach::{Address, Arg, Base, Opcode, Size};
 use super::plan::Place;
 use crate::dtype::{DType, Scalar};
 use crate::linear::{Inst, Mem, Reg};
@@ -273,14 +273,19 @@ impl Lower<'_> {
         let a = Address::new(Base::Reg(base), 0, 4);
         let a = Address { index: Some((index, 4)), vsib: Some(size), ..a };
         let (d, zero) = (self.vec(), self.zero());
+        let mut args = vec![Arg::Tied(d, zero, size), Arg::Mem(a)];
         if self.features.avx512 {
             self.mask_to_k(mask, t.lanes);
-            self.masked(M::Vpgatherdd, &[Arg::Tied(d, zero, size), Arg::Mem(a)], false);
         } else {
             let lanes = self.expand_mask(mask, 4, size);
-            let spent = self.vec();
-            self.op(M::Vpgatherdd, &[Arg::Tied(d, zero, size), Arg::Mem(a), Arg::Tied(spent, lanes, size)]);
+            args.push(Arg::Tied(self.vec(), lanes, size));
         }
+        // A gather that selects nothing takes as long as any: a jump takes its place.
+        let gated = lanes.is_some() || scalar.is_some();
+        args.extend(gated.then_some(Arg::Use(mask, Size::B4)));
+        let op = if gated { Opcode::Unless0 } else { Opcode::Op };
+        let k = self.features.avx512.then_some((1, false));
+        self.func.push(op(M::Vpgatherdd), args, k, &[]);
         d
     }
 }
