@@ -36,6 +36,9 @@ const SIDE: i64 = 4;
 /// Indices of a grid that are enough for all cores.
 const INDICES: i64 = 512;
 
+/// Indices of which a few cores have a like share each.
+const SEVERAL: i64 = 8;
+
 pub fn propose(kernel: &Kernel, caps: &Caps) -> Vec<Opt> {
     let opts = proposed(kernel, caps, true);
     let keeps = caps.lanes > 1 && opts.first().is_some_and(|o| o.action == Action::Keep);
@@ -47,7 +50,7 @@ pub fn propose(kernel: &Kernel, caps: &Caps) -> Vec<Opt> {
 }
 
 fn proposed<'g>(kernel: &Kernel<'g>, caps: &Caps, matrices: bool) -> Vec<Opt> {
-    let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], caps };
+    let mut p = Proposal { s: Scheduled::new(kernel.clone()), opts: vec![], folded: None, caps };
     p.by_segments();
     if caps.lanes > 1 {
         let copies = if matrices { p.keep_matrices() } else { 0 };
@@ -70,6 +73,8 @@ struct Quads {
 struct Proposal<'g, 'a> {
     s: Scheduled<'g>,
     opts: Vec<Opt>,
+    /// Outputs along which sums are folded a few at a time.
+    folded: Option<usize>,
     caps: &'a Caps,
 }
 
@@ -213,8 +218,8 @@ impl<'g> Proposal<'g, '_> {
                         self.put(Action::Upcast, two, 0);
                     }
                 }
-                let row = self.fold_side_by_side(stage, store, i);
-                self.share(stage, i, row);
+                self.folded = self.fold_side_by_side(stage, store, i);
+                self.share(stage, i, self.folded);
             }
             None if wide_numbers(store) => {}
             None if store.dtype().bytes() == 1 => self.move_bytes(stage, store),
@@ -429,6 +434,8 @@ impl<'g> Proposal<'g, '_> {
 
     /// What is left of the outputs goes to the grid. A CPU works out its place in the grid for every index, so there the
     /// last axes of what has no sum stay loops while indices are many; and so does the last of scalars, which share theirs.
+    /// A place among as many blocks of positions as there are takes two divisions: where each block is still several
+    /// indices, its positions stay a loop.
     fn spread(&mut self) {
         let outs = self.outs(0);
         let mut kept = vec![];
@@ -436,6 +443,9 @@ impl<'g> Proposal<'g, '_> {
             let scalar = !self.s.axes.iter().any(|a| a.kind() == Kind::Vector);
             let short = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e <= 1024);
             kept.extend(outs.last().filter(|_| scalar && outs.len() > 1).filter(short).map(|(i, _)| *i));
+            let others = || outs.iter().filter(|(i, _)| Some(*i) != self.folded).map(|(_, a)| a.extent());
+            let counted = others().any(|e| e.is_none());
+            kept.extend(self.folded.filter(|_| counted && others().flatten().product::<i64>() >= SEVERAL));
             let plain = self.s.kernel.stages.len() == 1 && self.reduces(0).is_empty();
             let mut indices: i64 = outs.iter().map(|(_, a)| work(a.range)).product();
             for (i, a) in outs.iter().rev().filter(|_| plain && !scalar) {
