@@ -20,7 +20,7 @@ use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
 use runtime::cache;
 use runtime::check::layout;
-use runtime::device::{self, Device, Prepared, Span};
+use runtime::device::{self, Beside, Device, Prepared, Span};
 use runtime::plan::Plan;
 use runtime::schedules::Schedules;
 use runtime::step::{Choose, Launched, Library};
@@ -113,13 +113,15 @@ pub struct Model {
     pub(crate) weights: HashMap<String, Vec<Slice>>,
     pub(crate) cos: Slice,
     pub(crate) sin: Slice,
-    pub(crate) told: paged::Told,
+    /// What each of the batches that run beside each other is told, one alone as the first.
+    pub(crate) told: Vec<paged::Told>,
     /// The residual stream, before and after a layer.
     pub(crate) stream: [Slice; 2],
     /// After the final norm.
     pub(crate) hidden: Slice,
     pub(crate) logits: Logits,
-    scratch: Buffer,
+    /// Of the same.
+    scratch: Vec<Buffer>,
     pub(crate) plans: Plans,
     pub(crate) library: Library,
     pub(crate) schedules: Arc<Schedules>,
@@ -143,8 +145,15 @@ pub(crate) enum Part {
     DraftHead,
     /// As [`Part::Trunk`], the cache in pages.
     Paged,
-    /// Tokens that are each of another sequence.
-    Batch(Sight),
+    /// Tokens that are each of another sequence, in one of the batches that run beside each other.
+    Batch(Sight, usize),
+}
+
+impl Part {
+    /// Which of the batches that run beside each other it is.
+    fn lane(self) -> usize {
+        if let Part::Batch(_, lane) = self { lane } else { 0 }
+    }
 }
 
 /// Positions that the tokens of a plan may see, where fewer than all there are make another plan of it.
@@ -216,6 +225,7 @@ impl Model {
         }
         let draft = (drafts > 0).then(|| layers.split_off(config.layers as usize).swap_remove(0));
         let rows = long as i64;
+        let lanes = paged::lanes(&*device, weights.values().flatten().map(Slice::len).sum());
         Ok(Model {
             layout,
             numbers,
@@ -230,11 +240,13 @@ impl Model {
             weights,
             cos: upload(&cos)?,
             sin: upload(&sin)?,
-            told: paged::Told::alloc(&*device, long, capacity)?,
+            told: (0..lanes)
+                .map(|_| paged::Told::alloc(&*device, long, capacity))
+                .collect::<Result<_, _>>()?,
             stream: [room(rows * config.dim)?, room(rows * config.dim)?],
             hidden: room(rows * config.dim)?,
             logits: Logits::new(device.clone(), most, config.vocab as usize, numbers.spread)?,
-            scratch: device.alloc(1)?,
+            scratch: (0..lanes).map(|_| device.alloc(1)).collect::<Result<_, _>>()?,
             plans: HashMap::new(),
             library: Library::default(),
             schedules: options.schedules,
@@ -370,7 +382,7 @@ impl Model {
 
     /// Runs one plan over token ids that stand at `pos`.
     fn step(&mut self, part: Part, tokens: &[u32], pos: usize) -> Result<(), Error> {
-        self.told.write(&*self.device, tokens)?;
+        self.told[0].write(&*self.device, tokens)?;
         let rows = self.rows_for(tokens.len());
         self.launch(part, rows, &[("pos", pos as i64), ("blocks", self.blocks(part, rows, pos + rows))])
     }
@@ -398,14 +410,14 @@ impl Model {
     /// Positions that a part's tokens may see.
     fn positions(&self, part: Part) -> i64 {
         match part {
-            Part::Trunk(sight) | Part::Batch(sight) => sight.unwrap_or(self.capacity),
+            Part::Trunk(sight) | Part::Batch(sight, _) => sight.unwrap_or(self.capacity),
             _ => self.capacity,
         }
     }
 
     /// Positions of a block, in a plan of so many tokens.
     pub(crate) fn block(&self, part: Part, rows: usize) -> usize {
-        let reach = if let Part::Batch(_) = part { Reach::Apart } else { Reach::Whole };
+        let reach = if let Part::Batch(..) = part { Reach::Apart } else { Reach::Whole };
         let positions = self.positions(part);
         attention::block(&self.config, rows as i64, self.numbers, reach, positions) as usize
     }
@@ -451,14 +463,38 @@ impl Model {
         symbols: &[(&str, i64)],
         go: impl FnOnce(&dyn Device, &mut Prepared, &[i64]) -> Result<R, device::Error>,
     ) -> Result<R, Error> {
+        self.make(part, rows)?;
+        let prepared = self.plans.get_mut(&(part, rows)).expect("just made");
+        let values = values(prepared, symbols);
+        Ok(go(&*self.device, prepared, &values)?)
+    }
+
+    /// Makes a plan if it is not there.
+    fn make(&mut self, part: Part, rows: usize) -> Result<(), Error> {
         if !self.plans.contains_key(&(part, rows)) {
             let plan = self.plan(part, rows as i64)?;
             self.plans.insert((part, rows), plan);
         }
-        let prepared = self.plans.get_mut(&(part, rows)).expect("just made");
-        let value = |name: &String| symbols.iter().find(|s| s.0 == name).map_or(0, |s| s.1);
-        let values: Vec<i64> = prepared.plan().symbols().iter().map(value).collect();
-        Ok(go(&*self.device, prepared, &values)?)
+        Ok(())
+    }
+
+    /// Gives plans of which none needs another to `go`, made where they are not there.
+    pub(crate) fn with_plans<R>(
+        &mut self,
+        pieces: &[Piece],
+        go: impl FnOnce(&dyn Device, &mut [Beside]) -> Result<R, device::Error>,
+    ) -> Result<R, Error> {
+        for (part, rows, _) in pieces {
+            self.make(*part, *rows)?;
+        }
+        let mut plans = vec![];
+        for (key, prepared) in &mut self.plans {
+            if let Some((.., symbols)) = pieces.iter().find(|(part, rows, _)| (*part, *rows) == *key) {
+                let values = values(prepared, symbols);
+                plans.push((prepared, values));
+            }
+        }
+        Ok(go(&*self.device, &mut plans)?)
     }
 
     /// What [`Model::feed`] runs for so many tokens at the next positions, one chunk: each plan's part, rows and symbols.
@@ -522,13 +558,15 @@ impl Model {
             Part::Head if rows as usize <= self.together_at_most() => Reach::Apart,
             Part::Trunk(_) | Part::Draft | Part::Head | Part::DraftHead => Reach::Whole,
             Part::Paged => Reach::Paged,
-            Part::Batch(_) => Reach::Apart,
+            Part::Batch(..) => Reach::Apart,
         };
         let numbers = if reach == Reach::Apart { self.numbers.of_batch(rows) } else { self.numbers };
         let positions = self.positions(part);
-        let mut p = Planner { model: self, library, choose, modules: vec![], reach, positions, numbers };
+        let lane = part.lane();
+        let mut p =
+            Planner { model: self, library, choose, modules: vec![], reach, positions, numbers, lane };
         match part {
-            Part::Trunk(_) | Part::Paged | Part::Batch(_) => p.trunk(rows)?,
+            Part::Trunk(_) | Part::Paged | Part::Batch(..) => p.trunk(rows)?,
             Part::Draft => p.draft(rows)?,
             Part::Head => p.head(rows, false)?,
             Part::DraftHead => p.head(rows, true)?,
@@ -540,14 +578,21 @@ impl Model {
         let modules = self.modules(part, rows)?;
         let mut plan = Plan::new(["pos", "blocks", "row"]);
         let scratch = modules.iter().map(|(m, _)| m.scratch()).max().unwrap_or(0);
-        if scratch > self.scratch.len() {
-            self.scratch = self.device.alloc(scratch)?;
+        let own = &mut self.scratch[part.lane()];
+        if scratch > own.len() {
+            *own = self.device.alloc(scratch)?;
         }
         for (module, memory) in &modules {
-            module.push(&mut plan, memory, &self.scratch)?;
+            module.push(&mut plan, memory, own)?;
         }
         Ok(self.device.prepare(plan)?)
     }
+}
+
+/// What a plan's symbols are worth, those that are not given nothing.
+fn values(prepared: &Prepared, symbols: &[(&str, i64)]) -> Vec<i64> {
+    let value = |name: &String| symbols.iter().find(|s| s.0 == name).map_or(0, |s| s.1);
+    prepared.plan().symbols().iter().map(value).collect()
 }
 
 /// A layer's caches of so many rows.

@@ -10,6 +10,7 @@ use crate::model::{Error, Model, Part, Piece, caches, most_rows};
 use compiler::quant::Layout;
 use runtime::buffer::{Buffer, Slice};
 use runtime::device::{self, Device};
+use runtime::machine;
 
 /// Positions of a page.
 pub const PAGE: usize = KV_BLOCK as usize;
@@ -33,6 +34,14 @@ pub struct Row<'a> {
     pub pos: usize,
     /// The sequence's pages up to this position or further.
     pub table: &'a [u32],
+}
+
+impl Row<'_> {
+    /// Is the other's page one of those that this token sees?
+    fn sees(&self, other: &Row) -> bool {
+        let page = other.pos / PAGE;
+        self.table.get(page) == other.table.get(page)
+    }
 }
 
 /// Tokens of a sequence that follow each other.
@@ -87,6 +96,14 @@ impl Told {
         let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         device.write(&self.0.whole(), 0, &bytes)
     }
+}
+
+/// Batches that run beside each other, each by a worker of the device that waits for nobody: where the weights stay in a
+/// cache, so that reading them for each costs less than the workers' waiting for one another after every kernel.
+pub(crate) fn lanes(device: &dyn Device, weights: usize) -> usize {
+    let near = machine::last_level_cache().is_some_and(|bytes| weights <= bytes / 4);
+    let lanes = if near { device.lanes() } else { 1 };
+    if lanes <= FEW / 2 && FEW.is_multiple_of(lanes) { lanes } else { 1 }
 }
 
 /// Fewest rows of a plan that give the same bits as more do: alone, a token's products with numbers that are not in blocks
@@ -183,7 +200,7 @@ impl Model {
         }
         let rows = self.prompt_rows(ids.len());
         slots.extend((ids.len()..rows).map(|i| self.spare_row(i)));
-        self.tell(rows, [&ids, &slots, &positions, &starts], &table)?;
+        self.tell(0, rows, [&ids, &slots, &positions, &starts], &table)?;
         self.launch(Part::Paged, rows, &[("pos", pos as i64), ("blocks", table.len() as i64)])?;
         let mut end = 0;
         let last = pieces.iter().map(|p| {
@@ -223,17 +240,40 @@ impl Model {
     fn together(&mut self, tokens: &[Row]) -> Result<(), Error> {
         let n = tokens.len();
         let rows = self.batch_rows(n);
+        let lanes = self.lanes(n);
+        let mut pieces = vec![];
+        for (lane, tokens) in tokens.chunks(rows / lanes).enumerate() {
+            pieces.push(self.tell_batch(lane, rows / lanes, tokens)?);
+        }
+        if lanes > 1 && independent(tokens, rows / lanes) {
+            self.with_plans(&pieces, |device, plans| device.run_beside(plans))?;
+        } else {
+            pieces.iter().try_for_each(|(part, rows, symbols)| self.launch(*part, *rows, symbols))?;
+        }
+        self.head(Part::Head, rows, 0)
+    }
+
+    /// So many batches run beside each other for so many tokens, each with one at least.
+    pub(crate) fn lanes(&self, tokens: usize) -> usize {
+        let lanes = self.told.len();
+        let each = FEW / lanes;
+        if tokens <= FEW && tokens > FEW - each { lanes } else { 1 }
+    }
+
+    /// Tells one of the batches that run beside each other its tokens.
+    fn tell_batch(&self, lane: usize, rows: usize, tokens: &[Row]) -> Result<Piece, Error> {
+        let n = tokens.len();
         let ids: Vec<u32> = tokens.iter().map(|r| r.token).collect();
         self.known(&ids)?;
         for r in tokens {
             self.within(r.pos + 1, r.table)?;
         }
         let last = tokens.iter().map(|r| r.pos).max().unwrap_or(0);
-        let (part, blocks) = self.apart(rows, last + 1);
+        let (part, blocks) = self.apart(rows, lane, last + 1);
         let pages = blocks * (self.block(part, rows) / PAGE);
         let spare = self.pages() as u32;
         let mut slots: Vec<u32> = tokens.iter().map(|r| slot(r.table, r.pos)).collect();
-        slots.extend((n..rows).map(|i| self.spare_row(i)));
+        slots.extend((n..rows).map(|i| self.spare_row(lane * rows + i)));
         let mut positions: Vec<u32> = tokens.iter().map(|r| r.pos as u32).collect();
         positions.resize(rows, 0);
         let mut table = vec![];
@@ -243,22 +283,23 @@ impl Model {
             table.extend(used.chain(std::iter::repeat(r.table[0])).take(pages));
         }
         table.resize(rows * pages, spare);
-        self.tell(rows, [&ids, &slots, &positions, &[]], &table)?;
-        self.launch(part, rows, &[("blocks", blocks as i64)])?;
-        self.head(Part::Head, rows, 0)
+        self.tell(lane, rows, [&ids, &slots, &positions, &[]], &table)?;
+        Ok((part, rows, vec![("blocks", blocks as i64)]))
     }
 
     /// The part that runs rows of different sequences, and how many of its blocks hold so many positions.
-    fn apart(&self, rows: usize, positions: usize) -> (Part, usize) {
-        let part = Part::Batch(self.sight(rows, Reach::Apart, positions));
+    fn apart(&self, rows: usize, lane: usize, positions: usize) -> (Part, usize) {
+        let part = Part::Batch(self.sight(rows, Reach::Apart, positions), lane);
         (part, positions.div_ceil(self.block(part, rows)))
     }
 
-    /// What [`Model::batch`] runs for so many sequences, the last of their tokens at `pos`.
+    /// What [`Model::batch`] runs for so many sequences, the last of their tokens at `pos`; of the batches beside each
+    /// other the first.
     pub(crate) fn pieces_apart(&self, sequences: usize, pos: usize) -> [Piece; 2] {
-        let rows = self.batch_rows(sequences);
-        let (part, blocks) = self.apart(rows, pos + 1);
-        [(part, rows, vec![("blocks", blocks as i64)]), (Part::Head, rows, vec![("row", 0)])]
+        let all = self.batch_rows(sequences);
+        let rows = all / self.lanes(sequences);
+        let (part, blocks) = self.apart(rows, 0, pos + 1);
+        [(part, rows, vec![("blocks", blocks as i64)]), (Part::Head, all, vec![("row", 0)])]
     }
 
     /// The plan of a batch.
@@ -272,8 +313,11 @@ impl Model {
         let batches = BATCHES.into_iter().filter(|&n| n >= self.fewest && n <= most);
         let mut wanted: Vec<(Part, usize)> = vec![];
         for n in batches {
-            let sights = self.sights(n, Reach::Apart);
-            wanted.extend(sights.into_iter().map(|sight| (Part::Batch(sight), n)).chain([(Part::Head, n)]));
+            let lanes = self.lanes(n);
+            for sight in self.sights(n / lanes, Reach::Apart) {
+                wanted.extend((0..lanes).map(|lane| (Part::Batch(sight, lane), n / lanes)));
+            }
+            wanted.push((Part::Head, n));
         }
         let prompts = self.chunks.iter().filter(|&&c| c <= PROMPT && self.prompt_rows(c) == c);
         wanted.extend(prompts.map(|&c| (Part::Paged, c)));
@@ -319,18 +363,41 @@ impl Model {
     }
 
     /// Tells a plan of so many rows their ids, slots, positions and starts.
-    fn tell(&self, rows: usize, parts: [&[u32]; 4], table: &[u32]) -> Result<(), Error> {
+    fn tell(&self, lane: usize, rows: usize, parts: [&[u32]; 4], table: &[u32]) -> Result<(), Error> {
         let mut words = vec![];
         for (i, part) in parts.into_iter().enumerate() {
             words.extend_from_slice(part);
             words.resize((i + 1) * Told::row(rows) / 4, 0);
         }
         words.extend_from_slice(table);
-        Ok(self.told.write(&*self.device, &words)?)
+        Ok(self.told[lane].write(&*self.device, &words)?)
     }
+}
+
+/// Does no token see one of another batch, `each` of them one?
+fn independent(tokens: &[Row], each: usize) -> bool {
+    let sees = |i: usize, j: usize| i / each != j / each && tokens[i].sees(&tokens[j]);
+    !(0..tokens.len()).any(|i| (0..tokens.len()).any(|j| sees(i, j)))
 }
 
 /// The row of the cache for a position.
 fn slot(table: &[u32], pos: usize) -> u32 {
     table[pos / PAGE] * PAGE as u32 + (pos % PAGE) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_one_sequence_are_no_batches_beside_each_other() {
+        let row = |pos, table| Row { token: 0, pos, table };
+        let four = [row(31, &[0, 1]), row(32, &[0, 1]), row(5, &[2]), row(6, &[2])];
+        assert!(independent(&four, 2) && independent(&four, 4));
+        assert!(!independent(&four, 1));
+        // What they have in common is a prompt's beginning, which nobody writes any more.
+        let shared = [row(40, &[7, 1]), row(70, &[7, 2, 3])];
+        assert!(independent(&shared, 1));
+        assert!(!independent(&[row(40, &[7, 1]), row(31, &[7])], 1), "the second writes what the first sees");
+    }
 }

@@ -6,7 +6,6 @@
 use crate::attention::{Attention, Place, Reach};
 use crate::block::Block;
 use crate::config::Config;
-use crate::logits::best_parts;
 use crate::model::{Error, Layer, Model};
 use crate::weights::{self, Inputs, Matrix, Numbers, Source};
 use compiler::dtype::DType;
@@ -31,6 +30,8 @@ pub struct Planner<'m> {
     /// Positions that a token may see.
     pub positions: i64,
     pub numbers: Numbers,
+    /// Which of the batches that run beside each other it is: its rows lie behind those of the ones before.
+    pub lane: usize,
 }
 
 impl<'m> Planner<'m> {
@@ -39,6 +40,11 @@ impl<'m> Planner<'m> {
     }
     fn stream<'g>(&self, g: &'g Graph, name: &str, rows: i64) -> Tensor<'g> {
         g.input(name, DType::F32, [rows, self.model.config.dim])
+    }
+    /// Those of a buffer of rows that a plan of so many has.
+    fn rows(&self, of: &Slice, rows: i64) -> Result<Slice, Error> {
+        let at = self.lane * (rows * self.model.config.dim) as usize * 4;
+        Ok(of.buffer().slice(of.offset() + at, of.len() - at)?)
     }
     fn weights(&self, sources: &[Source]) -> HashMap<u32, Slice> {
         sources.iter().map(|s| (s.slot, self.model.weights[&s.tensor][s.plane].clone())).collect()
@@ -64,8 +70,8 @@ impl<'m> Planner<'m> {
         let ids = g.input("ids", DType::I32, [rows]);
         let x = Embedding::declare(&i, &model.config)?.of(ids);
         let mut memory = self.weights(&i.sources());
-        memory.insert(slot(ids), model.told.ids(rows as usize)?);
-        self.module(&g, &[x], memory, &model.stream[0])?;
+        memory.insert(slot(ids), model.told[self.lane].ids(rows as usize)?);
+        self.module(&g, &[x], memory, &self.rows(&model.stream[0], rows)?)?;
         let mut at = 0;
         let mut made: HashMap<usize, (Arc<Module>, BlockSlots)> = HashMap::new();
         for layer in &model.layers {
@@ -76,8 +82,8 @@ impl<'m> Planner<'m> {
         let x = self.stream(&g, "x", rows);
         let y = rms_norm(x, Head::declare(&i, &model.config)?.norm, model.config.eps);
         let mut memory = self.weights(&i.sources());
-        memory.insert(slot(x), model.stream[at].clone());
-        self.module(&g, &[y], memory, &model.hidden)
+        memory.insert(slot(x), self.rows(&model.stream[at], rows)?);
+        self.module(&g, &[y], memory, &self.rows(&model.hidden, rows)?)
     }
 
     /// One layer from one of the stream's buffers to the other, which is returned.
@@ -117,9 +123,10 @@ impl<'m> Planner<'m> {
         let mut memory: HashMap<u32, Slice> = HashMap::new();
         memory.extend(s.weights.iter().copied().zip(layer.weights.iter().cloned()));
         memory.extend(s.caches.iter().copied().zip(layer.caches.iter().cloned()));
-        memory.extend([(s.x, model.stream[at].clone()), (s.y, model.stream[1 - at].clone())]);
+        let [x, y] = [at, 1 - at].map(|at| self.rows(&model.stream[at], rows));
+        memory.extend([(s.x, x?), (s.y, y?)]);
         memory.extend([(s.tables[0], model.cos.clone()), (s.tables[1], model.sin.clone())]);
-        memory.extend(s.paging.into_iter().flatten().zip(model.told.paging(rows as usize)?));
+        memory.extend(s.paging.into_iter().flatten().zip(model.told[self.lane].paging(rows as usize)?));
         self.modules.push((module.clone(), memory));
         Ok(1 - at)
     }
@@ -139,7 +146,10 @@ impl<'m> Planner<'m> {
         let x = drafting.of(e, h, model.config.eps);
         let mut memory = self.weights(&i.sources());
         memory.extend(self.weights(&own.sources()));
-        memory.extend([(slot(ids), model.told.ids(rows as usize)?), (slot(h), model.hidden.clone())]);
+        memory.extend([
+            (slot(ids), model.told[self.lane].ids(rows as usize)?),
+            (slot(h), model.hidden.clone()),
+        ]);
         self.module(&g, &[x], memory, &model.stream[0])?;
         let at = self.block(layer, rows, 0, &mut HashMap::new())?;
         let g = Graph::new();
@@ -166,20 +176,21 @@ impl<'m> Planner<'m> {
         memory.extend(self.weights(&own.sources()));
         memory.insert(slot(h), model.hidden.clone());
         self.module(&g, &[y], memory, model.logits.place())?;
-        match model.logits.best_place(rows as usize)? {
-            Some(to) if !draft => self.best(rows, to),
-            _ => Ok(()),
-        }
+        if draft { Ok(()) } else { self.best(rows) }
     }
 
-    /// The best parts of rows of logits.
-    fn best(&mut self, rows: i64, to: [Slice; 3]) -> Result<(), Error> {
+    /// What the best of rows of logits are found by.
+    fn best(&mut self, rows: i64) -> Result<(), Error> {
+        let model = self.model;
         let g = Graph::new();
-        let x = g.input("logits", DType::F32, [rows, self.model.config.vocab]);
-        let outputs = best_parts(x);
-        let module = Module::new(&*self.model.device, &g, &outputs, self.library, self.choose)?;
+        let x = g.input("logits", DType::F32, [rows, model.config.vocab]);
+        let (outputs, to): (Vec<_>, Vec<_>) = model.logits.best(x)?.into_iter().unzip();
+        if outputs.is_empty() {
+            return Ok(());
+        }
+        let module = Module::new(&*model.device, &g, &outputs, self.library, self.choose)?;
         let mut memory: HashMap<u32, Slice> = module.outputs().iter().map(|o| o.0).zip(to).collect();
-        memory.insert(slot(x), self.model.logits.place().clone());
+        memory.insert(slot(x), model.logits.place().clone());
         self.modules.push((Arc::new(module), memory));
         Ok(())
     }

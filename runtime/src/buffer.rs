@@ -9,8 +9,8 @@ use crate::machine;
 use memmap2::{MmapMut, MmapOptions};
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One allocation on a device, freed with the last handle.
 #[derive(Clone)]

@@ -57,6 +57,22 @@ pub trait Device: Send + Sync {
     /// behind the caller may report a failure of this step from a later call.
     fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error>;
 
+    /// How many plans run in the time of one, where what they read is near.
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    /// Runs plans of which none reads what another writes. Whoever calls promises it: plans may write different rows of
+    /// one buffer.
+    fn run_beside(&self, plans: &mut [Beside]) -> Result<(), Error> {
+        plans.iter_mut().try_for_each(|(prepared, symbols)| self.run(prepared, symbols))
+    }
+
+    /// As [`Device::run_beside`], and says how long each plan's launches took.
+    fn time_beside(&self, plans: &mut [Beside]) -> Result<Vec<Vec<Duration>>, Error> {
+        plans.iter_mut().map(|(prepared, symbols)| self.time(prepared, symbols)).collect()
+    }
+
     /// Runs one step and says how long each launch took. Nothing overlaps, so the sum is more than an untimed step takes.
     fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error>;
 
@@ -72,6 +88,9 @@ pub trait Device: Send + Sync {
         plan.launches().len()
     }
 }
+
+/// A plan that runs beside others, with the values of its symbols.
+pub type Beside<'p> = (&'p mut Prepared, Vec<i64>);
 
 /// One launch within a step.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

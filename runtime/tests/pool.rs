@@ -75,10 +75,18 @@ impl Scene {
         Scene { plan: device.prepare(plan).unwrap(), arena, launches, expected, hits: vec![0; LEN] }
     }
 
+    /// What a step is told.
+    fn symbols(n: u64) -> Vec<i64> {
+        [-1, n as i64].into_iter().chain(GRIDS.map(|g| g as i64)).collect()
+    }
+
     fn step(&mut self, device: &CpuDevice, n: u64) {
-        let mut symbols = vec![-1, n as i64];
-        symbols.extend(GRIDS.map(|g| g as i64));
-        device.run(&mut self.plan, &symbols).unwrap();
+        device.run(&mut self.plan, &Scene::symbols(n)).unwrap();
+        self.expect(n);
+    }
+
+    /// Does what a step should have done.
+    fn expect(&mut self, n: u64) {
         for &(source, destination, grid) in &self.launches {
             let n = grid.unwrap_or(n) as usize;
             for i in 0..n {
@@ -123,6 +131,32 @@ fn one_thread_and_more_threads_than_cores() {
                 scene.step(&device, GRIDS[random.below(GRIDS.len())]);
             }
             scene.check(&device);
+        }
+    });
+}
+
+/// Also more plans than workers, and fewer.
+#[test]
+fn plans_beside_each_other_are_each_run_in_order() {
+    within(Duration::from_secs(120), || {
+        let device = stub::device(2);
+        for plans in 0..5 {
+            let mut random = Random(11 + plans as u64);
+            let mut scenes: Vec<Scene> =
+                (0..plans).map(|i| Scene::new(&device, 100 + i, &mut random)).collect();
+            for round in 0..20 {
+                let n = GRIDS[random.below(GRIDS.len())];
+                let mut beside: Vec<_> =
+                    scenes.iter_mut().map(|s| (&mut s.plan, Scene::symbols(n))).collect();
+                if round % 2 == 0 {
+                    device.run_beside(&mut beside).unwrap();
+                } else {
+                    let times = device.time_beside(&mut beside).unwrap();
+                    assert!(times.iter().map(Vec::len).eq((0..plans).map(|i| 100 + i)));
+                }
+                scenes.iter_mut().for_each(|s| s.expect(n));
+            }
+            scenes.iter().for_each(|s| s.check(&device));
         }
     });
 }

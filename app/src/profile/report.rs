@@ -13,6 +13,8 @@ pub struct Report {
     pub tokens: usize,
     /// Tokens that the plan is made for.
     pub rows: usize,
+    /// Plans of so many rows that run beside each other; launches, budget and timeline are of one, and of the head.
+    pub lanes: usize,
     pub depth: usize,
     /// Of the machine, median of several passes, and the slowest and fastest.
     pub bandwidth_gb_s: f64,
@@ -146,6 +148,7 @@ impl Report {
             device,
             tokens,
             rows: p.rows,
+            lanes: p.lanes,
             depth: p.options.depth,
             bandwidth_gb_s: speed,
             bandwidth_range: [bandwidth[0], bandwidth[bandwidth.len() - 1]],

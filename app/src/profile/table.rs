@@ -16,6 +16,13 @@ fn write(out: &mut String, r: &Report, top: usize) -> std::fmt::Result {
     let filling = if r.rows > r.tokens { format!(" (in a plan for {})", r.rows) } else { String::new() };
     let what = if r.tokens == 1 { "1 token".into() } else { format!("{} tokens{filling}", r.tokens) };
     writeln!(out, "{what} at depth {}", r.depth)?;
+    if r.lanes > 1 {
+        let (n, rows) = (r.lanes, r.rows);
+        writeln!(
+            out,
+            "in {n} plans for {rows} beside each other, a thread each; below is one of them, and the head"
+        )?;
+    }
     let [slow, fast] = r.bandwidth_range;
     writeln!(out)?;
     writeln!(

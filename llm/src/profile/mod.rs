@@ -10,7 +10,7 @@ pub mod parts;
 pub use explain::{Call, Explained, Setting, Touched, explain};
 pub use parts::Component;
 
-use crate::model::{Error, Model, Part, Piece};
+use crate::model::{Error, Model, Part, Piece, Sight};
 use crate::paged::Row;
 use compiler::dtype::Scalar;
 use compiler::kernel;
@@ -38,6 +38,8 @@ pub struct Profile {
     pub options: Options,
     /// Tokens that the plan is made for: those that were asked for and filling.
     pub rows: usize,
+    /// So many plans like it run beside each other.
+    pub lanes: usize,
     /// In the order of their first launch.
     pub kernels: Vec<Kernel>,
     /// In order.
@@ -119,9 +121,10 @@ impl Profile {
     pub fn gaps(&self) -> f64 {
         self.launches.iter().map(|l| l.gap).sum()
     }
-    /// Bytes that one step touches.
+    /// Bytes that one step touches, in all plans of it.
     pub fn bytes(&self) -> f64 {
-        self.kernels.iter().map(|k| k.explained.bytes * k.calls as f64).sum()
+        let plans = |place: Place| if place == Place::Head { 1.0 } else { self.lanes as f64 };
+        self.launches.iter().map(|l| self.kernels[l.kernel].explained.bytes * plans(l.place)).sum()
     }
     /// Median of the untimed steps.
     pub fn step(&self) -> f64 {
@@ -230,10 +233,14 @@ impl Model {
         let (mut kernels, mut launches, mut synchronisations) = (vec![], vec![], 0);
         let pieces = self.pieces_of(tokens, apart, depth);
         let rows = pieces[0].1;
+        let lanes = if apart { self.lanes(tokens) } else { 1 };
         for (part, rows, symbols) in pieces {
             let mut times = vec![];
             for _ in 0..repeat.max(1) {
-                let (each, count) = self.time(part, rows, &symbols)?;
+                let (each, count) = match part {
+                    Part::Batch(sight, _) if lanes > 1 => self.time_lanes(sight, lanes, rows, &symbols)?,
+                    _ => self.time(part, rows, &symbols)?,
+                };
                 times.push(each);
                 if times.len() == 1 {
                     synchronisations += count;
@@ -258,7 +265,22 @@ impl Model {
             k.seconds /= k.calls as f64;
             k.gap /= k.calls as f64;
         }
-        Ok(Profile { options, rows, kernels, launches, synchronisations, steps })
+        Ok(Profile { options, rows, lanes, kernels, launches, synchronisations, steps })
+    }
+
+    /// When each launch of a batch ran, others like it beside it, and how often all of them wait for each other.
+    fn time_lanes(
+        &mut self,
+        sight: Sight,
+        lanes: usize,
+        rows: usize,
+        symbols: &[(&'static str, i64)],
+    ) -> Result<(Vec<Span>, usize), Error> {
+        let piece = |lane| (Part::Batch(sight, lane), rows, symbols.to_vec());
+        let pieces: Vec<_> = (0..lanes).map(piece).collect();
+        let times = self.with_plans(&pieces, |device, plans| device.time_beside(plans))?.swap_remove(0);
+        // They meet when they begin and when all are done.
+        Ok((times.into_iter().map(|run| Span { gap: Duration::ZERO, run }).collect(), 2))
     }
 
     /// Every call of a plan in order, module by module, untimed.
@@ -274,9 +296,9 @@ impl Model {
         let mut known: HashMap<usize, Vec<Explained>> = HashMap::new();
         for (n, (module, _)) in modules.iter().enumerate() {
             let place = match part {
-                Part::Trunk(_) | Part::Batch(_) if n == 0 => Place::Embedding,
-                Part::Trunk(_) | Part::Batch(_) if n == last => Place::FinalNorm,
-                Part::Trunk(_) | Part::Batch(_) => {
+                Part::Trunk(_) | Part::Batch(..) if n == 0 => Place::Embedding,
+                Part::Trunk(_) | Part::Batch(..) if n == last => Place::FinalNorm,
+                Part::Trunk(_) | Part::Batch(..) => {
                     Place::Layer { index: n - 1, kind: self.layers[n - 1].kind }
                 }
                 _ => Place::Head,

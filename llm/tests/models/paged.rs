@@ -86,6 +86,15 @@ fn rows_come_out_alike_however_they_are_run() {
                 let want = [&alone[pos * vocab..][..vocab], &alone[70 * vocab..][..vocab]].concat();
                 alike(&format!("{file}, beside another"), on, &two, &want, vocab);
             }
+            // Sequences of their own, of which each worker may have some.
+            let tables: Vec<[u32; 2]> = (0..8).map(|s| [s, 8 + s]).collect();
+            for pos in 0..34 {
+                let n = 5 + pos % 4;
+                let piece: Vec<Row> = tables[..n].iter().map(|t| row(pos, t)).collect();
+                let want = alone[pos * vocab..][..vocab].repeat(n);
+                alike(&format!("{file}, {n} sequences at {pos}"), on, &batch(&mut m, &piece), &want, vocab);
+                batch(&mut m, &tables[n..].iter().map(|t| row(pos, t)).collect::<Vec<_>>());
+            }
 
             let uniform = m.uniform();
             let mut cut = |pieces: &[usize], table: &[u32]| {

@@ -10,7 +10,7 @@ mod pool;
 pub use features::Tier;
 
 use crate::buffer::{Buffer, Host, Memory, Slice};
-use crate::device::{Device, Error, Prepared, Program};
+use crate::device::{Beside, Device, Error, Prepared, Program};
 use crate::machine;
 use crate::plan::Plan;
 use code::Executable;
@@ -40,6 +40,8 @@ pub struct CpuDevice {
 struct State {
     launches: Vec<Ready>,
     words: Vec<u64>,
+    /// The symbols' values that grids and words are filled in for.
+    filled: Option<Vec<i64>>,
     /// Room for the locals of the hungriest program, for each worker.
     locals: Buffer,
     stride: usize,
@@ -64,27 +66,29 @@ impl CpuDevice {
         self.pool.workers()
     }
 
-    /// Fills in what a step depends on, and gives it to `go`.
-    fn step<R>(
-        &self,
-        prepared: &mut Prepared,
-        symbols: &[i64],
-        go: impl FnOnce(&Step) -> R,
-    ) -> Result<R, Error> {
+    /// Fills in what a step depends on.
+    fn step<'p>(&self, prepared: &'p mut Prepared, symbols: &[i64]) -> Result<Step<'p>, Error> {
         let (plan, state) = prepared.step::<State>(symbols)?;
         if state.locals.len() < state.stride * self.threads() {
             return Err(Error::Foreign { what: "plan".into() });
         }
-        let mut own = vec![];
-        for (launch, ready) in plan.launches().iter().zip(&mut state.launches) {
-            own.clear();
-            own.extend(launch.symbols(symbols));
-            ready.grid = launch.program().grid(&own);
-            let words = &mut state.words[ready.args + launch.args().len()..];
-            words.iter_mut().zip(&own).for_each(|(word, &value)| *word = value as u64);
+        if state.filled.as_deref() != Some(symbols) {
+            let mut own = vec![];
+            for (launch, ready) in plan.launches().iter().zip(&mut state.launches) {
+                own.clear();
+                own.extend(launch.symbols(symbols));
+                ready.grid = launch.program().grid(&own);
+                let words = &mut state.words[ready.args + launch.args().len()..];
+                words.iter_mut().zip(&own).for_each(|(word, &value)| *word = value as u64);
+            }
+            state.filled = Some(symbols.to_vec());
         }
         let locals = state.locals.whole().address() as usize as *mut u8;
-        Ok(go(&Step { launches: &state.launches, words: &state.words, locals, stride: state.stride }))
+        Ok(Step { launches: &state.launches, words: &state.words, locals, stride: state.stride })
+    }
+
+    fn steps<'p>(&self, plans: &'p mut [Beside]) -> Result<Vec<Step<'p>>, Error> {
+        plans.iter_mut().map(|(prepared, symbols)| self.step(prepared, symbols)).collect()
     }
 }
 
@@ -128,17 +132,37 @@ impl Device for CpuDevice {
             stride = stride.max(local_bytes(linear));
         }
         let locals = Memory::alloc(stride * self.threads())?;
-        Ok(Prepared::new(plan, State { launches, words, locals, stride }))
+        Ok(Prepared::new(plan, State { launches, words, filled: None, locals, stride }))
     }
 
     fn run(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<(), Error> {
+        let step = self.step(prepared, symbols)?;
         // SAFETY: `load` trusts the code, `prepared` keeps programs, buffers and scratch alive, and `step` sizes it.
-        self.step(prepared, symbols, |step| unsafe { self.pool.run(step) })
+        unsafe { self.pool.run(&step) };
+        Ok(())
+    }
+
+    fn lanes(&self) -> usize {
+        self.threads()
+    }
+
+    fn run_beside(&self, plans: &mut [Beside]) -> Result<(), Error> {
+        let steps = self.steps(plans)?;
+        // SAFETY: as in `run`.
+        unsafe { self.pool.run_each(&steps) };
+        Ok(())
+    }
+
+    fn time_beside(&self, plans: &mut [Beside]) -> Result<Vec<Vec<Duration>>, Error> {
+        let steps = self.steps(plans)?;
+        // SAFETY: as in `run`.
+        Ok(unsafe { self.pool.time_each(&steps) })
     }
 
     fn time(&self, prepared: &mut Prepared, symbols: &[i64]) -> Result<Vec<Duration>, Error> {
+        let step = self.step(prepared, symbols)?;
         // SAFETY: as in `run`.
-        self.step(prepared, symbols, |step| unsafe { self.pool.time(step) })
+        Ok(unsafe { self.pool.time(&step) })
     }
 
     fn synchronisations(&self, plan: &Plan, symbols: &[i64]) -> usize {

@@ -2,7 +2,8 @@
 //! launch after those it depends on.
 //!
 //! Every worker walks the same list and takes the same decisions, so a barrier between dependent launches is all the
-//! synchronisation there is, and independent launches need none. The thread that calls [`Pool::run`] is worker 0. It
+//! synchronisation there is, and independent launches need none. Of steps that are independent as a whole each is one
+//! worker's, who waits for nobody. The thread that calls [`Pool::run`] is worker 0. It
 //! returns when all workers are back at the barrier: none of them holds a step beyond its end.
 
 use super::code::Entry;
@@ -31,6 +32,23 @@ pub struct Step<'a> {
     pub stride: usize,
 }
 
+impl Step<'_> {
+    /// Runs grid indices of a launch.
+    unsafe fn call(&self, launch: &Ready, worker: usize, indices: Range<u64>) {
+        let locals = self.locals.wrapping_add(worker * self.stride);
+        let args = self.words[launch.args..].as_ptr();
+        // SAFETY: the caller's promise.
+        unsafe { (launch.entry)(args, locals, indices.start, indices.end) }
+    }
+}
+
+/// What the workers do between two meetings of all.
+enum Task<'a> {
+    Together(&'a Step<'a>),
+    /// With places for when each step began and each of its launches ended, in nanoseconds since `born`.
+    Each(&'a [Step<'a>], Option<&'a [Vec<AtomicU64>]>),
+}
+
 pub struct Pool {
     shared: Arc<Shared>,
     /// Held while a step runs.
@@ -40,8 +58,8 @@ pub struct Pool {
 
 struct Shared {
     barrier: Barrier,
-    /// What to walk after the next barrier; null: the workers end.
-    step: AtomicPtr<Step<'static>>,
+    /// What to do after the next barrier; null: the workers end.
+    task: AtomicPtr<Task<'static>>,
     /// Whether every launch stands alone between two barriers, so that it can be timed.
     apart: AtomicBool,
     /// Then: nanoseconds from `born` to the last meeting. Taken by the last to come, for who waits may wake late.
@@ -101,7 +119,7 @@ impl Pool {
         }
         let shared = Arc::new(Shared {
             barrier: Barrier::new(workers),
-            step: AtomicPtr::default(),
+            task: AtomicPtr::default(),
             apart: AtomicBool::default(),
             met: AtomicU64::default(),
             born: Instant::now(),
@@ -123,7 +141,31 @@ impl Pool {
     /// for every worker.
     pub unsafe fn run(&self, step: &Step) {
         // SAFETY: the caller's promise.
-        unsafe { self.start(step, false, &mut || ()) }
+        unsafe { self.start(&Task::Together(step), false, &mut || ()) }
+    }
+
+    /// Runs steps of which none depends on another, each by one worker.
+    ///
+    /// # Safety
+    /// As for [`Pool::run`].
+    pub unsafe fn run_each(&self, steps: &[Step]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.start(&Task::Each(steps, None), false, &mut || ()) }
+    }
+
+    /// As [`Pool::run_each`], and says how long each step's launches took.
+    ///
+    /// # Safety
+    /// As for [`Pool::run`].
+    pub unsafe fn time_each(&self, steps: &[Step]) -> Vec<Vec<Duration>> {
+        let places = |step: &Step| (0..=step.launches.len()).map(|_| AtomicU64::default()).collect();
+        let marks: Vec<Vec<AtomicU64>> = steps.iter().map(places).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.start(&Task::Each(steps, Some(&marks)), false, &mut || ()) };
+        let times = |of: &Vec<AtomicU64>| {
+            of.windows(2).map(|m| Duration::from_nanos(m[1].load(Relaxed) - m[0].load(Relaxed))).collect()
+        };
+        marks.iter().map(times).collect()
     }
 
     /// Runs the launches one after the other and says how long each took.
@@ -133,26 +175,26 @@ impl Pool {
     pub unsafe fn time(&self, step: &Step) -> Vec<Duration> {
         let mut marks = Vec::with_capacity(step.launches.len() + 1);
         // SAFETY: the caller's promise.
-        unsafe { self.start(step, true, &mut || marks.push(self.shared.met.load(Relaxed))) };
+        unsafe { self.start(&Task::Together(step), true, &mut || marks.push(self.shared.met.load(Relaxed))) };
         // Without launches there are still the marks of start and end.
         marks.windows(2).map(|m| Duration::from_nanos(m[1] - m[0])).take(step.launches.len()).collect()
     }
 
     /// Calls `passed` after each barrier: one at the start, one wherever the walk needs it, one at the end.
-    unsafe fn start(&self, step: &Step, apart: bool, passed: &mut dyn FnMut()) {
+    unsafe fn start(&self, task: &Task, apart: bool, passed: &mut dyn FnMut()) {
         let _turn = lock(&self.turn);
         let shared = &*self.shared;
-        shared.step.store(std::ptr::from_ref(step).cast_mut().cast(), Relaxed);
+        shared.task.store(std::ptr::from_ref(task).cast_mut().cast(), Relaxed);
         shared.apart.store(apart, Relaxed);
         shared.meet(|| ());
         // SAFETY: the caller's promise; this is worker 0 and no other.
-        unsafe { shared.walk(step, 0, passed) };
+        unsafe { shared.perform(task, 0, passed) };
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.step.store(std::ptr::null_mut(), Relaxed);
+        self.shared.task.store(std::ptr::null_mut(), Relaxed);
         self.shared.barrier.wait(|| (), || ());
         for thread in self.threads.drain(..) {
             // A worker that panicked has said so already.
@@ -165,15 +207,37 @@ impl Shared {
     fn work(&self, worker: usize) {
         loop {
             self.meet(|| ());
-            // SAFETY: the step was stored before worker 0 came to the barrier just passed, and worker 0 keeps it until
-            // the barrier at the end of `walk`.
-            let Some(step) = (unsafe { self.step.load(Relaxed).as_ref() }) else { return };
+            // SAFETY: the task was stored before worker 0 came to the barrier just passed, and worker 0 keeps it until
+            // the barrier at the end of `perform`.
+            let Some(task) = (unsafe { self.task.load(Relaxed).as_ref() }) else { return };
             // SAFETY: promised to `Pool::run`.
-            unsafe { self.walk(step, worker, &mut || ()) };
+            unsafe { self.perform(task, worker, &mut || ()) };
         }
     }
 
-    /// One worker's part of a step, from behind the barrier that starts it to behind the one that ends it.
+    /// One worker's part of a task, from behind the barrier that starts it to behind the one that ends it.
+    unsafe fn perform(&self, task: &Task, worker: usize, passed: &mut dyn FnMut()) {
+        match task {
+            // SAFETY: the caller's promise.
+            Task::Together(step) => unsafe { self.walk(step, worker, passed) },
+            Task::Each(steps, marks) => {
+                for (i, step) in steps.iter().enumerate().skip(worker).step_by(self.barrier.workers) {
+                    let mark = |n: usize| {
+                        let now = || self.born.elapsed().as_nanos() as u64;
+                        marks.iter().for_each(|m| m[i][n].store(now(), Relaxed));
+                    };
+                    mark(0);
+                    for (n, launch) in step.launches.iter().enumerate() {
+                        // SAFETY: the caller's promise; nobody else runs this step.
+                        unsafe { step.call(launch, worker, 0..launch.grid) };
+                        mark(n + 1);
+                    }
+                }
+                self.meet(|| ());
+            }
+        }
+    }
+
     unsafe fn walk(&self, step: &Step, worker: usize, passed: &mut dyn FnMut()) {
         let apart = self.apart.load(Relaxed);
         let mut meetings = Meetings::default();
@@ -221,10 +285,8 @@ impl Shared {
     /// grid indices: it streams through memory and finds in its cache what it wrote itself.
     unsafe fn share(&self, step: &Step, i: usize, since: usize, worker: usize, owner: usize) {
         let launch = &step.launches[i];
-        let locals = step.locals.wrapping_add(worker * step.stride);
-        let args = step.words[launch.args..].as_ptr();
         // SAFETY: the caller's promise; each index is run once.
-        let call = |lo, hi| unsafe { (launch.entry)(args, locals, lo, hi) };
+        let call = |lo, hi| unsafe { step.call(launch, worker, lo..hi) };
         if launch.grid <= 1 {
             // Launches of one index that follow each other are the first worker's alone.
             if launch.grid == 1 && worker == 0 && owner == 0 {
