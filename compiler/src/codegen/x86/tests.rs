@@ -57,51 +57,47 @@ linear q4_0 grid 4 threads 1
     %20: i8x64 = Repeat %19
     %21: i32x16 = Dot4 %16 %18 %20
     %22: u8x64 = Shr %17 %5
-    %23: u8x64 = And %22 %4
-    %24: i8x4 = load g2[%13 + 16]
-    %25: i8x64 = Repeat %24
-    %26: i32x16 = Dot4 %21 %23 %25
-    %27: u8x64 = load g0[%12 + 64]
-    %28: u8x64 = And %27 %4
-    %29: i8x4 = load g2[%13 + 4]
-    %30: i8x64 = Repeat %29
-    %31: i32x16 = Dot4 %26 %28 %30
-    %32: u8x64 = Shr %27 %5
-    %33: u8x64 = And %32 %4
-    %34: i8x4 = load g2[%13 + 20]
-    %35: i8x64 = Repeat %34
-    %36: i32x16 = Dot4 %31 %33 %35
-    %37: u8x64 = load g0[%12 + 128]
-    %38: u8x64 = And %37 %4
-    %39: i8x4 = load g2[%13 + 8]
-    %40: i8x64 = Repeat %39
-    %41: i32x16 = Dot4 %36 %38 %40
-    %42: u8x64 = Shr %37 %5
-    %43: u8x64 = And %42 %4
-    %44: i8x4 = load g2[%13 + 24]
-    %45: i8x64 = Repeat %44
-    %46: i32x16 = Dot4 %41 %43 %45
-    %47: u8x64 = load g0[%12 + 192]
-    %48: u8x64 = And %47 %4
-    %49: i8x4 = load g2[%13 + 12]
-    %50: i8x64 = Repeat %49
-    %51: i32x16 = Dot4 %46 %48 %50
-    %52: u8x64 = Shr %47 %5
-    %53: u8x64 = And %52 %4
-    %54: i8x4 = load g2[%13 + 28]
-    %55: i8x64 = Repeat %54
-    %56: i32x16 = Dot4 %51 %53 %55
-    %57: f32x16 = Cast %56
-    %58: f16x16 = load g1[%14]
-    %59: f32x16 = Cast %58
-    %60: f32 = load g4[%9]
-    %61: f32x16 = Spread %60
-    %62: f32x16 = Mul %59 %61
-    %63: f32x16 = Fma %57 %62 %10
+    %23: i8x4 = load g2[%13 + 16]
+    %24: i8x64 = Repeat %23
+    %25: i32x16 = Dot4 %21 %22 %24
+    %26: u8x64 = load g0[%12 + 64]
+    %27: u8x64 = And %26 %4
+    %28: i8x4 = load g2[%13 + 4]
+    %29: i8x64 = Repeat %28
+    %30: i32x16 = Dot4 %25 %27 %29
+    %31: u8x64 = Shr %26 %5
+    %32: i8x4 = load g2[%13 + 20]
+    %33: i8x64 = Repeat %32
+    %34: i32x16 = Dot4 %30 %31 %33
+    %35: u8x64 = load g0[%12 + 128]
+    %36: u8x64 = And %35 %4
+    %37: i8x4 = load g2[%13 + 8]
+    %38: i8x64 = Repeat %37
+    %39: i32x16 = Dot4 %34 %36 %38
+    %40: u8x64 = Shr %35 %5
+    %41: i8x4 = load g2[%13 + 24]
+    %42: i8x64 = Repeat %41
+    %43: i32x16 = Dot4 %39 %40 %42
+    %44: u8x64 = load g0[%12 + 192]
+    %45: u8x64 = And %44 %4
+    %46: i8x4 = load g2[%13 + 12]
+    %47: i8x64 = Repeat %46
+    %48: i32x16 = Dot4 %43 %45 %47
+    %49: u8x64 = Shr %44 %5
+    %50: i8x4 = load g2[%13 + 28]
+    %51: i8x64 = Repeat %50
+    %52: i32x16 = Dot4 %48 %49 %51
+    %53: f32x16 = Cast %52
+    %54: f16x16 = load g1[%14]
+    %55: f32x16 = Cast %54
+    %56: f32 = load g4[%9]
+    %57: f32x16 = Spread %56
+    %58: f32x16 = Mul %55 %57
+    %59: f32x16 = Fma %53 %58 %10
     prefetch g0[%12 + 4096]
-  end [%63] -> [%64: f32x16]
-  %65: i64 = Mul %0 %2
-  store g5[%65] = %64
+  end [%59] -> [%60: f32x16]
+  %61: i64 = Mul %0 %2
+  store g5[%61] = %60
 ";
 
 #[test]
@@ -112,35 +108,34 @@ fn q4_0_inner_loop() {
       imul r12, rdi, 100h
       imul r14, rbp, 20h
       imul r13, rdi, 10h
-      vpbroadcastd zmm5, [r15+rbp*4]
+      vpbroadcastd zmm2, [r15+rbp*4]
       vmovups zmm0, [r9+r12]
       vpandd zmm1, zmm0, zmm19
-      vpdpbusd zmm5, zmm1, [r11+r14]{1to16}
-      vpsrlw zmm0, zmm0, 4
-      vpandd zmm0, zmm0, zmm19
-      vpdpbusd zmm5, zmm0, [r11+r14+10h]{1to16}
+      vpdpbusd zmm2, zmm1, [r11+r14]{1to16}
+      vpandd zmm0, zmm0, zmm21
+      vxorps xmm9, xmm9, xmm9
+      vpdpbusd zmm9, zmm0, [r11+r14+10h]{1to16}
       vmovups zmm0, [r9+r12+40h]
       vpandd zmm1, zmm0, zmm19
-      vpdpbusd zmm5, zmm1, [r11+r14+4]{1to16}
-      vpsrlw zmm1, zmm0, 4
-      vpandd zmm3, zmm1, zmm19
-      vpdpbusd zmm5, zmm3, [r11+r14+14h]{1to16}
+      vpdpbusd zmm2, zmm1, [r11+r14+4]{1to16}
+      vpandd zmm4, zmm0, zmm21
+      vpdpbusd zmm9, zmm4, [r11+r14+14h]{1to16}
       vmovups zmm7, [r9+r12+80h]
-      vpandd zmm9, zmm7, zmm19
-      vpdpbusd zmm5, zmm9, [r11+r14+8]{1to16}
-      vpsrlw zmm13, zmm7, 4
-      vpandd zmm15, zmm13, zmm19
-      vpdpbusd zmm5, zmm15, [r11+r14+18h]{1to16}
-      vmovups zmm20, [r9+r12+0C0h]
-      vpandd zmm21, zmm20, zmm19
-      vpdpbusd zmm5, zmm21, [r11+r14+0Ch]{1to16}
-      vpsrlw zmm25, zmm20, 4
-      vpandd zmm27, zmm25, zmm19
-      vpdpbusd zmm5, zmm27, [r11+r14+1Ch]{1to16}
-      vcvtdq2ps zmm31, zmm5
+      vpandd zmm10, zmm7, zmm19
+      vpdpbusd zmm2, zmm10, [r11+r14+8]{1to16}
+      vpandd zmm13, zmm7, zmm21
+      vpdpbusd zmm9, zmm13, [r11+r14+18h]{1to16}
+      vmovups zmm17, [r9+r12+0C0h]
+      vpandd zmm20, zmm17, zmm19
+      vpdpbusd zmm2, zmm20, [r11+r14+0Ch]{1to16}
+      vpandd zmm23, zmm17, zmm21
+      vpdpbusd zmm9, zmm23, [r11+r14+1Ch]{1to16}
+      vpsrad zmm27, zmm9, 4
+      vpaddd zmm29, zmm2, zmm27
+      vcvtdq2ps zmm31, zmm29
       vcvtph2ps zmm0, [rax+r13*2]
       vmulps zmm0, zmm0, [r8+rbp*4]{1to16}
-      vfmadd231ps zmm2, zmm31, zmm0
+      vfmadd231ps zmm3, zmm31, zmm0
       prefetcht0 [r9+r12+1000h]
       add rbp, 1
       cmp rbp, rsi
