@@ -75,7 +75,7 @@ const EXPERTS: &str = "ffn.rs Experts::of";
 const BLOCK: &str = "block.rs Block::of";
 pub const EMBEDDING: &str = "planner.rs Embedding::of";
 pub const HEAD: &str = "planner.rs Planner::head";
-pub const BEST: &str = "logits.rs best_parts";
+pub const BEST: &str = "logits.rs Logits::best";
 /// Where queries meet keys and weights meet values.
 pub const ATTEND: &str = "attention.rs attend";
 pub const CACHE: &str = "attention.rs Place::write";
