@@ -238,6 +238,7 @@ impl Shared {
         }
     }
 
+    /// One worker's share of every launch of a step.
     unsafe fn walk(&self, step: &Step, worker: usize, passed: &mut dyn FnMut()) {
         let apart = self.apart.load(Relaxed);
         let mut meetings = Meetings::default();
