@@ -114,10 +114,10 @@ const SHARED: usize = 4 * HUGE;
 
 impl Host {
     pub fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
-        let room = (bytes + GUARD).next_multiple_of(64);
-        if room >= HUGE {
+        if bytes >= HUGE {
             return Memory::alloc(bytes);
         }
+        let room = (bytes + GUARD).next_multiple_of(64);
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         let (buffer, taken) = match shared.take().filter(|(b, taken)| taken + room <= b.len()) {
             Some(known) => known,
@@ -207,8 +207,11 @@ mod tests {
 
     #[test]
     fn memory_is_zeroed_aligned_and_padded() {
-        for bytes in [0, 1, 100, HUGE - 1, HUGE, 3 * HUGE + 5] {
-            let whole = Memory::alloc(bytes).unwrap().whole();
+        let host = Host::default();
+        let sizes = [0, 1, 100, HUGE - 1, HUGE, 3 * HUGE + 5];
+        let shared: Vec<Slice> = sizes.map(|bytes| host.alloc(bytes).unwrap().whole()).to_vec();
+        let own = sizes.map(|bytes| Memory::alloc(bytes).unwrap().whole());
+        for (bytes, whole) in sizes.into_iter().cycle().zip(own.into_iter().chain(shared)) {
             assert_eq!(whole.len(), bytes);
             assert_eq!(whole.address() % if bytes >= HUGE { HUGE as u64 } else { 64 }, 0);
             let mut read = vec![1; bytes];
@@ -252,6 +255,21 @@ mod tests {
         assert!(Memory::write(&slice, 15, &[0; 5]).is_ok());
         assert!(Memory::write(&slice, 16, &[0; 5]).is_err(), "inside the buffer but not inside the slice");
         assert!(Memory::read(&slice, usize::MAX, &mut [0; 5]).is_err());
+    }
+
+    #[test]
+    fn small_allocations_lie_apart() {
+        let host = Host::default();
+        let all: Vec<Slice> = (0..40).map(|i| host.alloc(i * 20_000).unwrap().whole()).collect();
+        for (i, slice) in all.iter().enumerate() {
+            Memory::write(slice, 0, &vec![i as u8; slice.len()]).unwrap();
+        }
+        for (i, slice) in all.iter().enumerate() {
+            let mut read = vec![0; slice.len()];
+            Memory::read(slice, 0, &mut read).unwrap();
+            assert!(read.iter().all(|b| *b == i as u8), "allocation {i}");
+        }
+        assert!(host.alloc(usize::MAX).is_err());
     }
 
     #[test]
