@@ -160,11 +160,11 @@ pub fn rows(gpu: bool) -> Vec<(Kind, Case)> {
         let case = Case { form: Form::Half, ..linear("Q4_0", 4096, 4096, tokens, 1) };
         out.push((Kind::Prompt, case));
     }
-    // Of a prompt of GLM-4.7-Flash: a dense product, the output projection, a matrix of all experts of a layer.
-    for (rows, cols) in [(2048, 2048), (2048, 5120)] {
-        out.push((Kind::Prompt, Case { form: Form::Half, ..linear("Q4_0", rows, cols, 512, 1) }));
-    }
     if !gpu {
+        // Of a prompt of GLM-4.7-Flash: a dense product, the output projection, a matrix of all experts of a layer.
+        for (rows, cols) in [(2048, 2048), (2048, 5120)] {
+            out.push((Kind::Prompt, Case { form: Form::Half, ..linear("Q4_0", rows, cols, 512, 1) }));
+        }
         for (name, tokens) in [("Q4_0", 128), ("Q4_0", 512), ("Q4_K", 128), ("Q6_K", 128)] {
             let form = Form::Grouped { experts: 64, used: 4 };
             out.push((Kind::Prompt, Case { form, ..linear(name, 1536, 2048, tokens, 1) }));
