@@ -15,6 +15,8 @@ use std::collections::HashSet;
 /// What a kernel computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
+    /// A file's blocks as planes in memory.
+    Load,
     /// `residual + x·wᵀ` for `batch` independent matrices.
     Linear {
         batch: i64,
@@ -76,6 +78,7 @@ impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let Case { form, format, rows, cols, tokens } = self;
         let form = match form {
+            Form::Load => "load".into(),
             Form::Linear { batch: 1 } => "linear".into(),
             Form::Linear { batch } => format!("linear*{batch}"),
             Form::Half => "half".into(),
@@ -105,7 +108,7 @@ impl Case {
             Form::Linear { batch } => batch * one,
             Form::GateUp { used, .. } => 2 * used * one,
             Form::Down { used, .. } => used * one,
-            Form::Half => one,
+            Form::Load | Form::Half => one,
             Form::Grouped { experts, .. } => experts * one,
             Form::Router(_) => 4 * self.rows * self.cols,
             _ => 0,
@@ -127,6 +130,7 @@ impl Case {
     /// Largest error, as a share of the largest result: sums are added up in another order.
     pub fn tolerance(&self) -> f32 {
         match self.form {
+            Form::Load => 0.0,
             Form::Rope(_) | Form::TopK(_) => 1e-6,
             // A weight a hair from the middle rounds either way.
             Form::Half | Form::Grouped { .. } => 5e-4,
@@ -157,6 +161,10 @@ impl Case {
         let mut b = Inputs { g, inputs: vec![] };
         let unit = if layout == Layout::Rows { Unit::Warp } else { Unit::Tile };
         let outputs = match form {
+            Form::Load => {
+                let raw = [rows, cols / format.block, format.bytes];
+                format.load(b.add("raw", DType::U8, raw, Fill::Bits), layout)
+            }
             Form::Linear { batch } => {
                 let leading: &[i64] = if batch > 1 { &[batch] } else { &[] };
                 let dims = |n: i64| [leading, &[tokens, n]].concat();
@@ -376,6 +384,9 @@ pub fn cases(most_rows: i64) -> Vec<Case> {
             for tokens in [1, 2, 5, 8, 33] {
                 out.push(Case::linear(format, rows, cols, tokens));
             }
+        }
+        for (rows, cols) in ODD {
+            out.push(Case { form: Form::Load, format, rows, cols, tokens: 1 });
         }
         // Tiles of tokens.
         for (rows, cols) in ODD {

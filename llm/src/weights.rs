@@ -1,8 +1,8 @@
 //! A file's tensors: declared to a graph, and loaded onto a device.
 //!
 //! In: a [`Gguf`]. Out: inputs of a graph whose shapes are known to fit, and for each of them where it lies on the device.
-//! Declaring needs the file's table only, so that a wrong file is refused before anything is loaded. A tensor passes
-//! through one staging buffer in pieces, so that nothing is held twice.
+//! Declaring needs the file's table only, so that a wrong file is refused before anything is loaded. A tensor is laid out in
+//! pieces, read where the file is mapped or from one staging buffer, so that nothing is held twice.
 
 use crate::gguf::{self, Gguf, TensorInfo};
 use compiler::dtype::DType;
@@ -18,6 +18,7 @@ use runtime::plan::Plan;
 use runtime::step::{Library, Module, by_heuristic};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// In what the products of block-quantised weights are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -265,6 +266,10 @@ impl<'g> Matrix<'g> {
 /// Bytes of a tensor that are staged at a time.
 const PIECE: usize = 8 << 20;
 
+/// Bytes that are laid out at a time where they need no staging. Each of a CPU's workers takes a part of its own: two that touch
+/// a new huge page at the same time both fill it with zeros.
+const MAPPED_PIECE: usize = 64 << 20;
+
 /// Puts tensors of a file into a device's memory.
 pub struct Loader<'d> {
     device: &'d dyn Device,
@@ -334,7 +339,8 @@ impl<'d> Loader<'d> {
         let stack: i64 = leading.iter().product();
         let (matrices, rows) = if rows % 16 == 0 { (1, stack * rows) } else { (stack, rows) };
         let row_bytes = format.row_bytes(cols) as usize;
-        let most = ((PIECE / row_bytes) as i64 / 16 * 16).max(16);
+        let most = if self.borrow(file, t, 0..t.bytes().min(PIECE)).is_some() { MAPPED_PIECE } else { PIECE };
+        let most = ((most / row_bytes) as i64 / 16 * 16).max(16);
         let of = |rows: i64| format.stored(&[], rows, cols, layout);
         let whole: Vec<usize> = of(rows).iter().map(|p| p.bytes()).collect();
         for m in 0..matrices {
@@ -348,7 +354,12 @@ impl<'d> Loader<'d> {
                     buffer.slice(plane.offset() + m as usize * w + before.bytes(), part.bytes())
                 });
                 let to = to.collect::<Result<Vec<_>, device::Error>>()?;
-                self.piece(format, n, cols, &file.bytes(t, range.clone())?, &to)?;
+                file.fetch(t, range.end..range.end + range.len());
+                let raw = match self.borrow(file, t, range.clone()) {
+                    Some(raw) => raw,
+                    None => self.stage(&file.bytes(t, range.clone())?)?,
+                };
+                self.piece(format, n, cols, raw, &to)?;
                 file.release(t, range.clone());
                 read(range.len());
                 row += n;
@@ -357,22 +368,32 @@ impl<'d> Loader<'d> {
         Ok(planes)
     }
 
+    /// The bytes where the file is mapped, if the device's programs can read them there.
+    fn borrow(&self, file: &Gguf, t: &TensorInfo, range: Range<usize>) -> Option<Slice> {
+        let (map, range) = file.mapped(t, range)?;
+        self.device.borrow(map, range).map(|b| b.whole())
+    }
+
+    fn stage(&mut self, raw: &[u8]) -> Result<Slice, Error> {
+        let staging = match &self.staging {
+            Some(s) if s.len() >= raw.len() => s.clone(),
+            _ => self.device.alloc(raw.len().max(PIECE))?.whole(),
+        };
+        self.staging = Some(staging.clone());
+        self.device.write(&staging, 0, raw)?;
+        Ok(staging.buffer().slice(0, raw.len())?)
+    }
+
     /// Lays out `rows` rows of raw blocks as planes.
     fn piece(
         &mut self,
         format: &'static Format,
         rows: i64,
         cols: i64,
-        raw: &[u8],
+        raw: Slice,
         planes: &[Slice],
     ) -> Result<(), Error> {
         let device = self.device;
-        let staging = match &self.staging {
-            Some(s) if s.len() >= raw.len() => s.clone(),
-            _ => device.alloc(raw.len().max(PIECE))?.whole(),
-        };
-        self.staging = Some(staging.clone());
-        device.write(&staging, 0, raw)?;
         let key = (format.id, cols, rows);
         if !self.modules.contains_key(&key) {
             let g = Graph::new();
@@ -383,7 +404,7 @@ impl<'d> Loader<'d> {
             self.modules.insert(key, (module, slot(x)));
         }
         let (module, raw_slot) = &self.modules[&key];
-        let mut memory = HashMap::from([(*raw_slot, staging.buffer().slice(0, raw.len())?)]);
+        let mut memory = HashMap::from([(*raw_slot, raw)]);
         memory.extend(module.outputs().iter().zip(planes).map(|((s, _), p)| (*s, p.clone())));
         let mut plan = Plan::new([""; 0]);
         let scratch = device.alloc(module.scratch().max(1))?;

@@ -6,9 +6,11 @@
 
 use crate::device::Error;
 use crate::machine;
-use memmap2::{MmapMut, MmapOptions};
+use crate::map::Mapped;
+use memmap2::MmapOptions;
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -97,9 +99,11 @@ fn check(offset: usize, len: usize, size: usize) -> Result<(), Error> {
     }
 }
 
-/// Zeroed host memory, at least 64-byte aligned, with [`GUARD`] readable bytes behind it.
+/// Host memory with [`GUARD`] readable bytes behind it: zeroed and at least 64-byte aligned, or a part of a file that may only
+/// be read.
 pub struct Memory {
-    _pages: Arc<MmapMut>,
+    pages: Arc<dyn Any + Send + Sync>,
+    constant: bool,
 }
 
 /// Host memory for many. What is less than a huge page shares some with others: a small model's weights are as many
@@ -123,8 +127,8 @@ impl Host {
             Some(known) => known,
             None => (Memory::alloc(SHARED)?, 0),
         };
-        let pages = buffer.memory::<Memory>()?._pages.clone();
-        let part = Buffer::new(buffer.0.address + taken as u64, bytes, Memory { _pages: pages });
+        let pages = buffer.memory::<Memory>()?.pages.clone();
+        let part = Buffer::new(buffer.0.address + taken as u64, bytes, Memory { pages, constant: false });
         *shared = Some((buffer, taken + room));
         Ok(part)
     }
@@ -157,11 +161,26 @@ impl Memory {
             // A system without huge pages refuses, and the memory is as good as any.
             let _ = pages.advise_range(memmap2::Advice::HugePage, address - start, bytes);
         }
-        Ok(Buffer::new(address as u64, bytes, Memory { _pages: Arc::new(pages) }))
+        Ok(Buffer::new(address as u64, bytes, Memory { pages: Arc::new(pages), constant: false }))
+    }
+
+    /// Bytes `range` of a file, where they are mapped; none where the file ends too soon behind them.
+    pub fn of_file(file: &Mapped, range: Range<usize>) -> Option<Buffer> {
+        file.get(range.start..range.end.checked_add(GUARD)?)?;
+        let memory = Memory { pages: file.pages(), constant: true };
+        Some(Buffer::new(file.as_ptr() as u64 + range.start as u64, range.len(), memory))
+    }
+
+    /// An error where a program may not write to `slice`.
+    pub fn check_writable(slice: &Slice) -> Result<(), Error> {
+        if slice.buffer.memory::<Memory>()?.constant {
+            return Err(Error::Constant { buffer: format!("{:?}", slice.buffer) });
+        }
+        Ok(())
     }
 
     pub fn write(to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        to.buffer.memory::<Memory>()?;
+        Memory::check_writable(to)?;
         let at = to.locate(offset, bytes.len())? as usize as *mut u8;
         let (head, words, tail) = split(at, bytes.len());
         // SAFETY: `locate` keeps all of it inside the pages that `to` keeps alive, and `split` aligns the words.

@@ -5,12 +5,13 @@
 //! behind the caller: a `read` after a `run` sees what the step wrote.
 
 use crate::buffer::{Buffer, Slice};
+use crate::map::Mapped;
 use crate::plan::Plan;
 use compiler::bundle::Bundle;
 use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
 use std::any::Any;
-use std::ops::DerefMut;
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,11 @@ pub trait Device: Send + Sync {
 
     /// Zeroed memory, aligned to 64 bytes or better.
     fn alloc(&self, bytes: usize) -> Result<Buffer, Error>;
+
+    /// Bytes `range` of a file, for programs to read where they are mapped; none where this device cannot.
+    fn borrow(&self, _file: &Mapped, _range: Range<usize>) -> Option<Buffer> {
+        None
+    }
 
     /// Copies to `to`, `offset` bytes from its start. What a range holds while two threads write it, or a step runs that
     /// uses it, is unspecified.
@@ -204,6 +210,9 @@ pub enum Error {
 
     #[error("the plan's symbols are ({names}), and {given} values were given")]
     SymbolCount { names: String, given: usize },
+
+    #[error("{buffer} is part of a file and may not be written")]
+    Constant { buffer: String },
 
     #[error("the buffer {buffer} was given no memory")]
     Unbound { buffer: String },

@@ -9,9 +9,10 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::Path;
+use std::sync::Arc;
 
 pub struct Mapped {
-    map: Mmap,
+    map: Arc<Mmap>,
 }
 
 impl Mapped {
@@ -25,7 +26,26 @@ impl Mapped {
         // SAFETY: the mapping is private and read-only, and nothing here writes the file. That other processes leave it
         // alone cannot be enforced; what happens if not is said above.
         let map = unsafe { Mmap::map(&file)? };
-        Ok(Mapped { map })
+        Ok(Mapped { map: Arc::new(map) })
+    }
+
+    /// What keeps the bytes where they are.
+    pub fn pages(&self) -> Arc<Mmap> {
+        self.map.clone()
+    }
+
+    /// Has the system read `range`, which is wanted soon, while the caller does something else.
+    pub fn fetch(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            let (start, end) = (range.start.min(self.len()), range.end.min(self.len()));
+            if start < end {
+                // A system that refuses reads the pages when they are touched.
+                let _ = self.map.advise_range(memmap2::Advice::WillNeed, start, end - start);
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 
     /// Lets the system drop the pages that lie wholly inside `range` from this process' memory. Reading them again is

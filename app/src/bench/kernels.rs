@@ -153,6 +153,11 @@ pub fn rows(gpu: bool) -> Vec<(Kind, Case)> {
         out.push((Kind::Stream, expert(Form::Down { experts: 2 * up, used }, 2048, 1536)));
     }
     if !gpu {
+        for name in ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16"] {
+            let f = format(name);
+            let rows = (1 << 29) / f.row_bytes(2048) / 16 * 16;
+            out.push((Kind::Stream, Case { form: Form::Load, format: f, rows, cols: 2048, tokens: 1 }));
+        }
         out.push((Kind::Cached, linear("Q4_0", 1024, 3584, 1, 1)));
     }
     out.push((Kind::Prompt, linear("Q4_0", 4096, 4096, 64, 1)));

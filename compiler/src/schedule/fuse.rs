@@ -73,7 +73,7 @@ pub fn program<'g>(g: &'g Graph, outputs: &[Tensor<'g>], grain: Grain) -> Progra
     let order: Vec<Ex> = topo(&roots).into_iter().filter(|e| kept.contains(&e.id)).collect();
     let along = |i: Item<'g>| if grain.blocks.is_some() { i.along_source() } else { i };
     let items = drop_unread(order.iter().map(|&t| along(Item::new(g, t, &kept))).collect(), &roots);
-    let mut groups = group(&items, grain);
+    let mut groups = group(&items, grain, &roots);
     if grain.blocks.is_some() {
         recompute(&items, &mut groups, &roots);
     }
@@ -116,7 +116,7 @@ impl Group {
 }
 
 /// Which items share a kernel. Items come in dependence order.
-fn group(items: &[Item], grain: Grain) -> Vec<Group> {
+fn group(items: &[Item], grain: Grain, roots: &[Ex]) -> Vec<Group> {
     let number: HashMap<Id, usize> = items.iter().enumerate().map(|(i, m)| (m.tensor.id, i)).collect();
     let needs = needs(items);
     let mut groups: Vec<Group> = vec![];
@@ -170,7 +170,12 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
         };
         let mut candidates: Vec<usize> = direct.iter().map(|&d| home[d]).collect();
         candidates.sort_unstable();
-        match candidates.into_iter().rev().find_map(joins) {
+        let like = |(g, group): (usize, &Group)| {
+            let alike = |m: &usize| needs[*m].is_empty() && parallel(&items[*m], item, roots);
+            (needs[i].is_empty() && group.members.iter().all(alike)).then_some((g, 1))
+        };
+        let beside = || groups.iter().enumerate().filter(|_| grain.blocks.is_none()).find_map(like);
+        match candidates.into_iter().rev().find_map(joins).or_else(beside) {
             Some((g, rows)) => {
                 groups[g].members.push(i);
                 groups[g].rows = rows;
@@ -183,6 +188,14 @@ fn group(items: &[Item], grain: Grain) -> Vec<Group> {
         }
     }
     sort_groups(groups, items, &number, &home)
+}
+
+/// Are these results of the program with rows of their own of the same tensor, many of them? Then it is read once for both.
+fn parallel(a: &Item, b: &Item, roots: &[Ex]) -> bool {
+    let result = |i: &Item| roots.contains(&i.tensor) && i.place.is_none() && !i.halves() && !i.shares(1);
+    let rows = |i: &Item| i.axes.first().map(|a| extent(*a)).filter(|n| *n >= ENOUGH);
+    let common = || a.reads().any(|t| b.reads().any(|u| t == u));
+    result(a) && result(b) && rows(a).is_some() && rows(a) == rows(b) && common()
 }
 
 /// Gives every group that is little work to its readers, if all of them can have it. Where one reader comes after another

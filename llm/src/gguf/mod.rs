@@ -262,12 +262,22 @@ impl Gguf {
             Data::Made(make) => Cow::Owned(make(t, range)),
         })
     }
+    /// The file that holds bytes `range` of a tensor's data, and where, if it is mapped.
+    pub fn mapped(&self, t: &TensorInfo, range: Range<usize>) -> Option<(&Mapped, Range<usize>)> {
+        let Data::Files(parts) = &self.data else { return None };
+        let Bytes::Mapped(map) = &parts[t.part] else { return None };
+        Some((map, t.at + range.start.min(t.bytes)..t.at + range.end.min(t.bytes)))
+    }
+    /// These bytes will be wanted soon: the system may read them meanwhile.
+    pub fn fetch(&self, t: &TensorInfo, range: Range<usize>) {
+        if let Some((map, range)) = self.mapped(t, range) {
+            map.fetch(range);
+        }
+    }
     /// The system may drop these pages from memory: they will not be read again soon.
     pub fn release(&self, t: &TensorInfo, range: Range<usize>) {
-        if let Data::Files(parts) = &self.data
-            && let Bytes::Mapped(map) = &parts[t.part]
-        {
-            map.release(t.at + range.start.min(t.bytes)..t.at + range.end.min(t.bytes));
+        if let Some((map, range)) = self.mapped(t, range) {
+            map.release(range);
         }
     }
     /// Of all tensors' data.

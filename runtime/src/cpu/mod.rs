@@ -12,12 +12,14 @@ pub use features::Tier;
 use crate::buffer::{Buffer, Host, Memory, Slice};
 use crate::device::{Beside, Device, Error, Prepared, Program};
 use crate::machine;
+use crate::map::Mapped;
 use crate::plan::Plan;
 use code::Executable;
 use compiler::codegen::x86::X86;
 use compiler::codegen::{Code, Target};
 use compiler::linear::Linear;
 use pool::{Pool, Ready, Step};
+use std::ops::Range;
 use std::time::Duration;
 
 /// What a person may choose about the CPU.
@@ -102,6 +104,9 @@ impl Device for CpuDevice {
     fn alloc(&self, bytes: usize) -> Result<Buffer, Error> {
         self.host.alloc(bytes)
     }
+    fn borrow(&self, file: &Mapped, range: Range<usize>) -> Option<Buffer> {
+        Memory::of_file(file, range)
+    }
     fn write(&self, to: &Slice, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         Memory::write(to, offset, bytes)
     }
@@ -124,8 +129,11 @@ impl Device for CpuDevice {
             let linear = &launch.program().parts()[0];
             let entry = launch.program().code::<Executable>()?.entry();
             launches.push(Ready { entry, args: words.len(), grid: 0, after: launch.after() });
-            for arg in launch.args() {
+            for (arg, (_, written)) in launch.args().iter().zip(&linear.buffers) {
                 arg.buffer().memory::<Memory>()?;
+                if *written {
+                    Memory::check_writable(arg)?;
+                }
                 words.push(arg.address());
             }
             words.resize(words.len() + linear.symbols.len(), 0);
