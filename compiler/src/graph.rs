@@ -128,6 +128,7 @@ pub enum Op {
     Spread,
     Repeat,
     Extract(u16),
+    Slice(u16),
     Stack,
     /// Vectors, each folded to one lane.
     LaneFold(Fold),

@@ -126,6 +126,7 @@ impl Op {
             graph::Op::Spread => Op::Spread,
             graph::Op::Repeat => Op::Repeat,
             graph::Op::Extract(i) => Op::Extract(i),
+            graph::Op::Slice(first) => Op::Slice(first),
             graph::Op::Stack => Op::Stack,
             graph::Op::LaneFold(f) => Op::Fold(f),
             graph::Op::Dot4 => Op::Dot4,

@@ -671,7 +671,10 @@ fn load(
     let total = wanted.iter().map(|t| t.bytes() as u64).sum();
     let (mut done, mut loader) = (0, Loader::new(device, layout));
     let mut weights = HashMap::new();
-    for t in wanted {
+    for (i, t) in wanted.iter().enumerate() {
+        if let Some(next) = wanted.get(i + 1) {
+            file.fetch(next, 0..next.bytes());
+        }
         let planes = loader.load(file, t, &mut |bytes| {
             done += bytes as u64;
             progress(done, total);

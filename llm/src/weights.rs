@@ -270,12 +270,17 @@ const PIECE: usize = 8 << 20;
 /// a new huge page at the same time both fill it with zeros.
 const MAPPED_PIECE: usize = 64 << 20;
 
+/// Whole tiles of 16 rows in a piece.
+fn tiles(piece: usize, row_bytes: usize) -> i64 {
+    (piece / (16 * row_bytes)).max(1) as i64
+}
+
 /// Puts tensors of a file into a device's memory.
 pub struct Loader<'d> {
     device: &'d dyn Device,
     layout: Layout,
     staging: Option<Slice>,
-    /// By format, columns and rows: what lays out so many rows, with the slots of the raw bytes and of the planes.
+    /// By format, columns and rows beside whole tiles of 16: what lays out rows, with the slot of the raw bytes.
     modules: HashMap<(u32, i64, i64), (Module, u32)>,
 }
 
@@ -339,14 +344,17 @@ impl<'d> Loader<'d> {
         let stack: i64 = leading.iter().product();
         let (matrices, rows) = if rows % 16 == 0 { (1, stack * rows) } else { (stack, rows) };
         let row_bytes = format.row_bytes(cols) as usize;
-        let most = if self.borrow(file, t, 0..t.bytes().min(PIECE)).is_some() { MAPPED_PIECE } else { PIECE };
-        let most = ((most / row_bytes) as i64 / 16 * 16).max(16);
+        let piece = if self.borrow(file, t, 0..t.bytes().min(PIECE)).is_some() { MAPPED_PIECE } else { PIECE };
+        let most = 16 * tiles(piece, row_bytes);
         let of = |rows: i64| format.stored(&[], rows, cols, layout);
         let whole: Vec<usize> = of(rows).iter().map(|p| p.bytes()).collect();
         for m in 0..matrices {
             let mut row = 0;
             while row < rows {
-                let n = most.min(rows - row);
+                let n = match most.min(rows - row) {
+                    n @ ..16 => n,
+                    n => n / 16 * 16,
+                };
                 let start = (m * rows + row) as usize * row_bytes;
                 let range = start..start + n as usize * row_bytes;
                 let parts = of(row).into_iter().zip(of(n)).zip(&whole).zip(&planes);
@@ -354,7 +362,6 @@ impl<'d> Loader<'d> {
                     buffer.slice(plane.offset() + m as usize * w + before.bytes(), part.bytes())
                 });
                 let to = to.collect::<Result<Vec<_>, device::Error>>()?;
-                file.fetch(t, range.end..range.end + range.len());
                 let raw = match self.borrow(file, t, range.clone()) {
                     Some(raw) => raw,
                     None => self.stage(&file.bytes(t, range.clone())?)?,
@@ -394,10 +401,15 @@ impl<'d> Loader<'d> {
         planes: &[Slice],
     ) -> Result<(), Error> {
         let device = self.device;
-        let key = (format.id, cols, rows);
+        let key = (format.id, cols, rows % 16);
         if !self.modules.contains_key(&key) {
             let g = Graph::new();
-            let x = g.input("raw", DType::U8, [rows, cols / format.block, format.bytes]);
+            let most = tiles(MAPPED_PIECE, format.row_bytes(cols) as usize);
+            let (tiles, rows) = match rows % 16 {
+                0 => (g.symbol("tiles", (1, most)), 16),
+                n => (g.int(1), n),
+            };
+            let x = g.input("raw", DType::U8, [tiles, g.int(rows), g.int(cols / format.block), g.int(format.bytes)]);
             let stored = format.load(x, self.layout);
             let module =
                 Module::new(device, &g, &stored, &mut Library::default(), &mut by_heuristic(device))?;
@@ -406,10 +418,10 @@ impl<'d> Loader<'d> {
         let (module, raw_slot) = &self.modules[&key];
         let mut memory = HashMap::from([(*raw_slot, raw)]);
         memory.extend(module.outputs().iter().zip(planes).map(|((s, _), p)| (*s, p.clone())));
-        let mut plan = Plan::new([""; 0]);
+        let mut plan = Plan::new(["tiles"]);
         let scratch = device.alloc(module.scratch().max(1))?;
         module.push(&mut plan, &memory, &scratch)?;
-        device.run(&mut device.prepare(plan)?, &[])?;
+        device.run(&mut device.prepare(plan)?, &[rows / 16])?;
         Ok(())
     }
 }

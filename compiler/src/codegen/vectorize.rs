@@ -440,6 +440,13 @@ impl<'g> Vectors<'g, '_> {
         Ok(true)
     }
 
+    /// How many of these lanes an index walks through consecutive elements before it goes on elsewhere.
+    fn beside(&self, index: Ex<'g>, m: Mask) -> i64 {
+        let Some((_, strides)) = affine(index, &self.ranges) else { return 1 };
+        let inner = self.members(m).rev();
+        inner.fold((1, true), |(n, on), i| if on && strides[i] == n { (n * self.size(i), true) } else { (n, false) }).0
+    }
+
     fn store(&mut self, s: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<(), Illegal> {
         let g = self.g;
         let args = s.args();
@@ -467,15 +474,19 @@ impl<'g> Vectors<'g, '_> {
             out.push(g.make(Op::Store, s.dtype(), &new));
             return Ok(());
         }
-        // Lane by lane.
+        // Lane by lane, or as many as lie side by side.
         let value = self.lift(value, all)?;
         let gate = gate.map(|x| self.lift(x, all)).transpose()?;
-        for lane in 0..self.lanes(all) {
+        let beside = self.beside(args[1], all);
+        for lane in (0..self.lanes(all)).step_by(beside as usize) {
             let index = simplify1(substitute(&[args[1]], &self.places(all, lane))[0]);
             if topo(&[index]).iter().any(|e| e.op() == Op::Load) && self.value(index)?.1 != 0 {
                 refuse!("a scattered index is not worth a vector");
             }
-            let pick = |v: Ex<'g>| g.make(Op::Extract(lane as u16), v.dtype().with_lanes(1), &[v]);
+            let pick = |v: Ex<'g>| match beside {
+                1 => g.make(Op::Extract(lane as u16), v.dtype().with_lanes(1), &[v]),
+                n => g.make(Op::Slice(lane as u16), v.dtype().with_lanes(n as u16), &[v]),
+            };
             let new: Vec<Ex> = [args[0], index, pick(value)].into_iter().chain(gate.map(pick)).collect();
             out.push(g.make(Op::Store, s.dtype(), &new));
         }

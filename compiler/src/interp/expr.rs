@@ -131,6 +131,7 @@ impl<'a, 'e> Evaluation<'a, 'e> {
             Op::Spread => each(&|l| arg(0)[l / (lanes / arg(0).len())]),
             Op::Repeat => each(&|l| arg(0)[l % arg(0).len()]),
             Op::Extract(lane) => vec![arg(0)[lane as usize]],
+            Op::Slice(first) => arg(0)[first as usize..][..lanes].to_vec(),
             Op::Stack => each(&|l| arg(l)[0]),
             Op::LaneFold(f) => {
                 let folded =

@@ -293,7 +293,7 @@ impl<'g> Proposal<'g, '_> {
         };
         let around =
             outs.iter().find(|(_, a)| along(a) == n && a.extent().is_some_and(|e| e * n % wide == 0));
-        let Some(&(i, _)) = around.filter(|_| n > 1 && wide % n == 0) else { return false };
+        let Some(&(i, _)) = around.filter(|_| n > 1 && n < wide && wide % n == 0) else { return false };
         self.put(Action::Vector, i, (wide / n) as usize) && self.put(Action::Vector, short, 0)
     }
 
@@ -371,17 +371,30 @@ impl<'g> Proposal<'g, '_> {
         true
     }
 
-    /// Bytes that change places, as when weights are laid out: a few neighbours at a time, and several of those.
+    /// Bytes that change places, as when weights are laid out: a few neighbours at a time, with those that are their neighbours
+    /// where they are read, and several of those.
     fn move_bytes(&mut self, stage: usize, store: Ex<'g>) {
         let few = |a: &Axis| matches!(a.extent(), Some(4 | 8));
         let outs = self.outs(stage);
         let Some(&(i, a)) = outs.iter().rfind(|(_, a)| few(a) && lane_score(store, a, false) > 0) else {
             return;
         };
-        if self.put(Action::Vector, i, a.extent().unwrap_or(4) as usize)
-            && let Some(&(rows, _)) = outs.iter().rfind(|(_, a)| a.extent() == Some(16))
-        {
-            self.put(Action::Upcast, rows, 0);
+        let n = a.extent().unwrap_or(4);
+        let wide = self.caps.vector_bytes as i64;
+        let loads: Vec<Ex> = topo(&[store]).into_iter().filter(|e| e.op() == Op::Load).collect();
+        let goes_on = |(_, b): &&(usize, Axis<'g>)| {
+            let along = |l: &Ex<'g>| affine(l.arg(1), &[b.range, a.range]).is_some_and(|(_, s)| s == [n, 1]);
+            b.extent().is_some_and(|e| e * n <= wide) && loads.iter().all(along)
+        };
+        let around = outs.iter().find(goes_on).filter(|_| store.arg(2).op() != Op::Load);
+        if !self.put(Action::Vector, i, n as usize) {
+            return;
+        }
+        let more = around.filter(|(more, _)| self.put(Action::Vector, *more, 0));
+        // As many as are stored at a time fit the registers.
+        let pieces = more.and_then(|(_, b)| b.extent()).unwrap_or(1);
+        if let Some(&(rows, _)) = outs.iter().rfind(|(_, a)| a.extent() == Some(16)) {
+            self.put(Action::Upcast, rows, (16 / pieces) as usize);
         }
     }
 

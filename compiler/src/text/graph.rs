@@ -252,6 +252,7 @@ impl<'g> Parser<'g> {
             "LaneFold" => Op::LaneFold(fold(p)?),
             "Local" => Op::Local(p.parse().ok()?),
             "Extract" => Op::Extract(p.parse().ok()?),
+            "Slice" => Op::Slice(p.parse().ok()?),
             "TileDot" => Op::TileDot(p.parse().ok()?),
             _ => return None,
         })

@@ -41,6 +41,8 @@ pub struct Plan<'a> {
     span: Vec<u32>,
     pub emitted: Vec<bool>,
     pub folded: Vec<Option<Folded>>,
+    /// The load of the first of a number's bytes, which lie side by side, where the number is put together from them.
+    pub joined: Vec<Option<usize>>,
     /// Instructions merged into their only reader: a byte shift into an `And`, a comparison into a `Where`.
     pub absorbed: Vec<bool>,
     /// Whether something reads more than the low bits of a scalar, so that they must be extended.
@@ -65,6 +67,7 @@ impl<'a> Plan<'a> {
             span: Vec::with_capacity(n),
             emitted: vec![true; n],
             folded: vec![None; n],
+            joined: vec![None; n],
             absorbed: vec![false; n],
             extended: vec![false; p.regs.len()],
             needed: vec![false; p.regs.len()],
@@ -129,6 +132,12 @@ impl<'a> Plan<'a> {
                 continue;
             }
             self.folded[i] = self.fold(i);
+            self.joined[i] = self.join(i);
+            if let Some(first) = self.joined[i] {
+                let place = self.place(&self.p.code[first]).expect("a load has a place");
+                place.index.iter().for_each(|(r, _)| self.needed[r.0 as usize] = true);
+                continue;
+            }
             let mut need: Vec<Reg> = inst.uses();
             if let Some(place) = self.place(inst) {
                 need.remove(0);
@@ -168,6 +177,36 @@ impl<'a> Plan<'a> {
 
     fn only_use_in(&self, r: Reg, block: &[u32], at: usize) -> bool {
         self.only_use(r) && block[self.def[r.0 as usize]] == block[at]
+    }
+
+    /// The load of the first byte of a scalar that instruction `at` puts together from all of its bytes, in memory's order.
+    fn join(&self, at: usize) -> Option<usize> {
+        let Inst::Op { dst, op: Op::Binary(Binary::Or), .. } = &self.p.code[at] else { return None };
+        let t = self.p.dtype(*dst);
+        let (first, n) = self.bytes_of(*dst, at)?;
+        (t.lanes == 1 && n == t.bytes()).then_some(first)
+    }
+
+    /// The first load of a number made of the bytes that follow each other from there, and how many they are.
+    fn bytes_of(&self, r: Reg, at: usize) -> Option<(usize, usize)> {
+        match self.op_of(r)? {
+            (Op::Cast, a) if self.p.dtype(a[0]) == DType::U8 => {
+                let i = self.def[a[0].0 as usize];
+                let plain = matches!(self.p.code[i], Inst::Load { gate: None, .. });
+                (plain && self.span[i] == self.span[at]).then_some((i, 1))
+            }
+            (Op::Binary(Binary::Or), a) => {
+                let (first, n) = self.bytes_of(a[0], at)?;
+                let (Op::Binary(Binary::Shl), shifted) = self.op_of(a[1])? else { return None };
+                let (next, 1) = self.bytes_of(shifted[0], at)? else { return None };
+                let [a, b] = [first, next].map(|i| self.place(&self.p.code[i]));
+                let a = a?;
+                let follows = b? == Place { disp: a.disp + n as i64, ..a };
+                let above = self.constant(shifted[1])?.as_int() == 8 * n as i64;
+                (follows && above).then_some((first, n + 1))
+            }
+            _ => None,
+        }
     }
 
     /// The load behind `r` when instruction `at` may do it itself.

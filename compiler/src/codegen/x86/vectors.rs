@@ -17,6 +17,10 @@ impl Lower<'_> {
     /// `at` is the instruction's place in the program.
     pub fn operation(&mut self, at: usize, dst: Reg, op: Op, args: &[Reg]) -> VReg {
         let t = self.p.dtype(dst);
+        if let Some(first) = self.plan.joined[at] {
+            let a = self.address(&self.p.code[first], t.bytes());
+            return self.load_scalar(t.scalar, a);
+        }
         match op {
             Op::Unary(u) if t.scalar == Scalar::Bool && t.lanes > 1 => {
                 debug_assert_eq!(u, Unary::Not);
