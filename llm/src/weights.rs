@@ -344,7 +344,8 @@ impl<'d> Loader<'d> {
         let stack: i64 = leading.iter().product();
         let (matrices, rows) = if rows % 16 == 0 { (1, stack * rows) } else { (stack, rows) };
         let row_bytes = format.row_bytes(cols) as usize;
-        let piece = if self.borrow(file, t, 0..t.bytes().min(PIECE)).is_some() { MAPPED_PIECE } else { PIECE };
+        let piece =
+            if self.borrow(file, t, 0..t.bytes().min(PIECE)).is_some() { MAPPED_PIECE } else { PIECE };
         let most = 16 * tiles(piece, row_bytes);
         let of = |rows: i64| format.stored(&[], rows, cols, layout);
         let whole: Vec<usize> = of(rows).iter().map(|p| p.bytes()).collect();
@@ -409,7 +410,11 @@ impl<'d> Loader<'d> {
                 0 => (g.symbol("tiles", (1, most)), 16),
                 n => (g.int(1), n),
             };
-            let x = g.input("raw", DType::U8, [tiles, g.int(rows), g.int(cols / format.block), g.int(format.bytes)]);
+            let x = g.input(
+                "raw",
+                DType::U8,
+                [tiles, g.int(rows), g.int(cols / format.block), g.int(format.bytes)],
+            );
             let stored = format.load(x, self.layout);
             let module =
                 Module::new(device, &g, &stored, &mut Library::default(), &mut by_heuristic(device))?;

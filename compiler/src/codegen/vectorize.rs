@@ -444,7 +444,12 @@ impl<'g> Vectors<'g, '_> {
     fn beside(&self, index: Ex<'g>, m: Mask) -> i64 {
         let Some((_, strides)) = affine(index, &self.ranges) else { return 1 };
         let inner = self.members(m).rev();
-        inner.fold((1, true), |(n, on), i| if on && strides[i] == n { (n * self.size(i), true) } else { (n, false) }).0
+        inner
+            .fold(
+                (1, true),
+                |(n, on), i| if on && strides[i] == n { (n * self.size(i), true) } else { (n, false) },
+            )
+            .0
     }
 
     fn store(&mut self, s: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<(), Illegal> {

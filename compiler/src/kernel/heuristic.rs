@@ -384,7 +384,10 @@ impl<'g> Proposal<'g, '_> {
         let loads: Vec<Ex> = topo(&[store]).into_iter().filter(|e| e.op() == Op::Load).collect();
         let goes_on = |(_, b): &&(usize, Axis<'g>)| {
             let along = |l: &Ex<'g>| affine(l.arg(1), &[b.range, a.range]).is_some_and(|(_, s)| s == [n, 1]);
-            b.extent().is_some_and(|e| e * n <= wide) && loads.iter().all(along)
+            let narrow = |e: &Ex<'g>| e.dtype() == DType::INDEX || e.dtype().bytes() == 1;
+            let bytes =
+                || topo(&[store]).iter().filter(|e| reads(**e, a.range) || reads(**e, b.range)).all(narrow);
+            b.extent().is_some_and(|e| e * n <= wide) && loads.iter().all(along) && bytes()
         };
         let around = outs.iter().find(goes_on).filter(|_| store.arg(2).op() != Op::Load);
         if !self.put(Action::Vector, i, n as usize) {

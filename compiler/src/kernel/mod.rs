@@ -268,7 +268,9 @@ impl<'g> Scheduled<'g> {
             Action::Unroll if n > 64 => refuse!("{opt}: too many copies"),
             Action::Unroll => self.split(opt.axis as usize, n, Kind::Unroll, false),
             Action::Vector if !(n as u64).is_power_of_two() || n > 64 => refuse!("{opt}: not a vector width"),
-            Action::Vector if self.lanes(axis.role) * n > 64 => refuse!("{opt}: more lanes than any vector has"),
+            Action::Vector if self.lanes(axis.role) * n > 64 => {
+                refuse!("{opt}: more lanes than any vector has")
+            }
             Action::Vector => self.split(opt.axis as usize, n, Kind::Vector, false),
             Action::Dot4 => {
                 if !caps.dot4 || !reduce || axis.extent().is_none_or(|e| e % 4 != 0) {
@@ -337,7 +339,8 @@ impl<'g> Scheduled<'g> {
 
     /// Lanes that the vector axes have which are outputs, or reductions, of the same stage.
     fn lanes(&self, role: Role) -> i64 {
-        let own = |a: &&Axis| a.kind() == Kind::Vector && !self.fours.contains(&a.range) && alike(a.role, role);
+        let own =
+            |a: &&Axis| a.kind() == Kind::Vector && !self.fours.contains(&a.range) && alike(a.role, role);
         self.axes.iter().filter(own).map(|a| a.extent().unwrap_or(1)).product()
     }
 

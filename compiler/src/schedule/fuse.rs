@@ -191,11 +191,11 @@ fn group(items: &[Item], grain: Grain, roots: &[Ex]) -> Vec<Group> {
 }
 
 /// Are these results of the program with rows of their own of the same tensor, many of them? Then it is read once for both.
-fn parallel(a: &Item, b: &Item, roots: &[Ex]) -> bool {
+fn parallel<'g>(a: &Item<'g>, b: &Item<'g>, roots: &[Ex]) -> bool {
+    let rows = |i: &Item<'g>| i.axes.first().filter(|a| extent(**a) >= ENOUGH).map(|a| a.arg(0));
     let result = |i: &Item| roots.contains(&i.tensor) && i.place.is_none() && !i.halves() && !i.shares(1);
-    let rows = |i: &Item| i.axes.first().map(|a| extent(*a)).filter(|n| *n >= ENOUGH);
     let common = || a.reads().any(|t| b.reads().any(|u| t == u));
-    result(a) && result(b) && rows(a).is_some() && rows(a) == rows(b) && common()
+    rows(a).is_some() && rows(a) == rows(b) && result(a) && result(b) && common()
 }
 
 /// Gives every group that is little work to its readers, if all of them can have it. Where one reader comes after another
