@@ -301,6 +301,30 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_read_where_it_is_mapped_and_never_written() {
+        let path = std::env::temp_dir().join(format!("glimmer-borrow-{}", std::process::id()));
+        let content: Vec<u8> = (0..2000).map(|i| i as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let file = Mapped::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let part = Memory::of_file(&file, 100..200).unwrap().whole();
+        let last = Memory::of_file(&file, 2000 - GUARD - 5..2000 - GUARD).unwrap().whole();
+        assert!(
+            Memory::of_file(&file, 0..2000 - GUARD + 1).is_none(),
+            "a vector load would run over the end"
+        );
+        drop(file);
+        let read = |slice: &Slice| {
+            let mut bytes = vec![0; slice.len()];
+            Memory::read(slice, 0, &mut bytes).map(|()| bytes).unwrap()
+        };
+        assert_eq!(read(&part), content[100..200]);
+        assert_eq!(read(&last), content[2000 - GUARD - 5..2000 - GUARD]);
+        let refused = Memory::write(&part, 0, &[1]).unwrap_err().to_string();
+        assert!(refused.contains("part of a file and may not be written"), "{refused}");
+    }
+
+    #[test]
     fn another_devices_buffer_is_refused() {
         let slice = Buffer::new(64, 8, "some GPU's memory").whole();
         assert!(matches!(Memory::read(&slice, 0, &mut [0; 8]), Err(Error::Foreign { .. })));

@@ -614,6 +614,27 @@ mod tests {
     }
 
     #[test]
+    fn planes_of_a_file_are_written_by_one_kernel() {
+        let g = Graph::new();
+        let q4 = crate::quant::Format::by_name("Q4_K").unwrap();
+        let kernels = |rows: i64| {
+            let raw = g.input("raw", DType::U8, [rows, 8, q4.bytes]);
+            program(&g, &q4.load(raw, crate::quant::Layout::Interleaved16), Grain::CPU).kernels
+        };
+        let together = kernels(16 * ENOUGH);
+        assert_eq!(together.iter().map(|k| k.stages.len()).collect::<Vec<_>>(), [5]);
+        assert_eq!(
+            together[0].rows.iter().map(|r| extent(*r)).collect::<Vec<_>>(),
+            [ENOUGH],
+            "a tile of 16 rows each"
+        );
+        assert_eq!(kernels(16).len(), 5, "one tile is spread over the workers");
+        let x = g.input("x", DType::F32, [64, 64]);
+        let y = g.input("y", DType::F32, [64, 64]);
+        assert_eq!(program(&g, &[x + x, y * y], Grain::CPU).kernels.len(), 2, "they read nothing in common");
+    }
+
+    #[test]
     fn what_is_copied_into_another_order_is_not_computed_again_by_its_readers() {
         let g = Graph::new();
         let (x, w) = (g.input("x", DType::F32, [64, 32]), g.input("w", DType::F32, [32, 64, 16]));

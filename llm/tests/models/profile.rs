@@ -32,6 +32,23 @@ fn an_exact_cache_takes_twice_as_much() {
     assert_eq!(exact.kv_bytes(7), 2 * rounded.kv_bytes(7));
 }
 
+/// A mapped file is laid out from where it lies, but for what is too near its end; a synthetic model from staging memory.
+#[test]
+fn a_mapped_file_loads_as_one_that_is_made() {
+    let changes = Changes { layers: Some(2), vocab: Some(1000), experts: Some(8) };
+    let path = std::env::temp_dir().join(format!("glimmer-mapped-{}.gguf", std::process::id()));
+    for device in devices() {
+        let made = || synth::open("glm-4.7-flash:q4_k_m", changes).unwrap();
+        llm::gguf::write_gguf(&made(), &path, &mut |_, _| ()).unwrap();
+        let logits =
+            |file| all_logits(&mut load(device.clone(), file, 16, Activations::Int8), &[1, 500, 999]);
+        let mapped = logits(Gguf::open(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert!(mapped.iter().any(|v| *v != 0.0));
+        assert_eq!(mapped, logits(made()), "{}", device.name());
+    }
+}
+
 fn adds_up(p: &Profile) {
     assert_eq!(p.kernels.iter().map(|k| k.calls).sum::<usize>(), p.launches.len());
     for k in &p.kernels {

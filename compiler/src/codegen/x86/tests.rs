@@ -202,3 +202,34 @@ fn tiles_of_kept_weights() {
     assert_eq!([count("vcvtdq2ps"), from_memory], [32, 32], "{listing}");
     assert_eq!([count("vmovups"), count("vpandd")], [0, 0], "{listing}");
 }
+
+/// The loads of a number that is put together from two bytes, the first of them at `first`.
+fn loads_of_two(first: i64, between: &str) -> usize {
+    let second = 1;
+    let text = format!(
+        "linear two grid 4 threads 1
+  buffer g0: u8
+  buffer g1: u16 written
+  %0: i64 = Grid
+  %1: u8 = load g0[%0 + {first}]
+  %2: u16 = Cast %1
+  {between}
+  %3: u8 = load g0[%0 + {second}]
+  %4: u16 = Cast %3
+  %5: u16 = 8
+  %6: u16 = Shl %4 %5
+  %7: u16 = Or %2 %6
+  store g1[%0] = %7
+"
+    );
+    let target = X86::new(VNNI);
+    let listing = target.disassemble(&target.emit(&parse(&text).unwrap()));
+    listing.lines().filter(|l| l.contains("movzx") && l.contains("ptr [")).count()
+}
+
+#[test]
+fn bytes_that_lie_side_by_side_are_one_number() {
+    assert_eq!(loads_of_two(0, ""), 1);
+    assert_eq!(loads_of_two(2, ""), 2, "in the other order");
+    assert_eq!(loads_of_two(0, "store g1[%0 + 4] = %2"), 2, "a store may change the second");
+}
