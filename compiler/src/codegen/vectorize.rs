@@ -443,13 +443,14 @@ impl<'g> Vectors<'g, '_> {
     /// How many of these lanes an index walks through consecutive elements before it goes on elsewhere.
     fn beside(&self, index: Ex<'g>, m: Mask) -> i64 {
         let Some((_, strides)) = affine(index, &self.ranges) else { return 1 };
-        let inner = self.members(m).rev();
-        inner
-            .fold(
-                (1, true),
-                |(n, on), i| if on && strides[i] == n { (n * self.size(i), true) } else { (n, false) },
-            )
-            .0
+        let mut n = 1;
+        for i in self.members(m).rev() {
+            if strides[i] != n {
+                break;
+            }
+            n *= self.size(i);
+        }
+        n
     }
 
     fn store(&mut self, s: Ex<'g>, out: &mut Vec<Ex<'g>>) -> Result<(), Illegal> {
