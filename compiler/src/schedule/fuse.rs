@@ -4,7 +4,8 @@
 //! stages has only its rows to spread over the machine. Rows that read the same memory, as those of a matrix product do,
 //! count together, since a kernel of stages reads it again for each; a single row's product is one worker's only while it
 //! is little. Nothing joins the kernel of a `contiguous` tensor that it reads, and on a CPU a sum of bf16 products joins
-//! none: a tile unit takes it for many rows at a time.
+//! none: a tile unit takes it for many rows at a time. Results that read rows of the same input, as the planes of a file's
+//! blocks do, share a kernel there.
 //!
 //! A GPU has processors enough for rows that are cut smaller: blocks of a product's rows, which the quantisation behind
 //! it reads, become rows of both. And a launch costs it more than a little work: what is little, as the norm of one token
