@@ -41,7 +41,7 @@ pub fn simplify<'g>(roots: &[Ex<'g>]) -> Vec<Ex<'g>> {
 }
 
 /// The same values in cheaper instructions, after the last [`simplify`].
-pub const REDUCE: &[&[Rule]] = &[fold::BITS, strength::SHIFTS, strength::STRENGTH];
+pub const REDUCE: &[&[Rule]] = &[fold::BITS, strength::SHIFTS, strength::FIELDS, strength::STRENGTH];
 
 /// One expression in normal form.
 pub fn simplify1(e: Ex) -> Ex {

@@ -12,6 +12,7 @@ const INTEGERS: &[Scalar] = {
     use Scalar::*;
     &[I8, U8, I16, U16, I32, U32, I64]
 };
+const BYTES: &[Scalar] = &[Scalar::U8];
 
 rules! { pub STRENGTH for WIDE:
     mul_minus:    (Mul x (int c)) if x.like(-1).as_int() == Some(c) => x.unary(Unary::Neg);
@@ -24,6 +25,13 @@ rules! { pub SHIFTS for INTEGERS:
     shl_shl:      (Shl (Shl x (int a)) (int b)) if a >= 0 && b >= 0 && fits(x.dtype().scalar, a, b) => x << (a + b);
     shr_shr:      (Shr (Shr x (int a)) (int b)) if a >= 0 && b >= 0 && fits(x.dtype().scalar, a, b) => x >> (a + b);
     shr_and:      (Shr (And x (int m)) (int a)) if a >= 0 && fits(x.dtype().scalar, a, 0) => (x >> a) & (m >> a);
+}
+
+// A field of a byte is moved once and masked where it arrives.
+rules! { pub FIELDS for BYTES:
+    shl_and:      (Shl (And x (int m)) (int a)) if a >= 0 && fits(x.dtype().scalar, a, 0) => (x << a) & (m << a);
+    further_up:   (Shl (Shr x (int a)) (int b)) if a >= 0 && b >= a && fits(x.dtype().scalar, b, 0) => (x << (b - a)) & (0xff >> a << b);
+    less_down:    (Shl (Shr x (int a)) (int b)) if b >= 0 && a > b && fits(x.dtype().scalar, a, 0) => (x >> (a - b)) & (0xff >> a << b);
 }
 
 fn is_power(c: i64) -> bool {
@@ -57,6 +65,7 @@ mod tests {
     fn rules_are_sound_and_alive() {
         check::sound_and_alive(STRENGTH);
         check::sound_and_alive(SHIFTS);
+        check::sound_and_alive(FIELDS);
     }
 
     #[test]
@@ -74,5 +83,9 @@ mod tests {
         assert_eq!(show(i / 8 * 32 + i % 8), "(((serial0 >> 3) << 5) + (serial0 & 7))");
         assert_eq!(show((byte & 0xf0) >> 4), "(m[0] >> 4)");
         assert_eq!(show((byte >> 2 >> 4) & 3), "(m[0] >> 6)");
+        assert_eq!(show((byte & 3) << 4), "((m[0] << 4) & 48)");
+        assert_eq!(show(((byte >> 2) & 3) << 4), "((m[0] << 2) & 48)");
+        assert_eq!(show(((byte >> 4) & 3) << 4), "(m[0] & 48)");
+        assert_eq!(show(((byte >> 6) & 3) << 4), "((m[0] >> 2) & 48)");
     }
 }

@@ -43,7 +43,7 @@ pub struct Plan<'a> {
     pub folded: Vec<Option<Folded>>,
     /// The load of the first of a number's bytes, which lie side by side, where the number is put together from them.
     pub joined: Vec<Option<usize>>,
-    /// Instructions merged into their only reader: a byte shift into an `And`, a comparison into a `Where`.
+    /// Instructions merged into their only reader: a byte shift into an `And`, that into an `Or`, a comparison into a `Where`.
     pub absorbed: Vec<bool>,
     /// Whether something reads more than the low bits of a scalar, so that they must be extended.
     pub extended: Vec<bool>,
@@ -161,7 +161,7 @@ impl<'a> Plan<'a> {
             {
                 need[1] = count;
             }
-            if let Some(r) = self.absorbs(i) {
+            for r in self.absorbs(i) {
                 self.absorbed[self.def[r.0 as usize]] = true;
                 need.retain(|x| *x != r);
                 need.extend(self.def_of(r).uses());
@@ -297,27 +297,41 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The argument whose definition instruction `at` does as part of itself.
-    fn absorbs(&self, at: usize) -> Option<Reg> {
-        let Inst::Op { dst, op, args } = &self.p.code[at] else { return None };
-        let merged = |r: Reg| self.only_use_in(r, &self.block, at);
-        match op {
-            Op::Binary(Binary::And) if self.folded[at].is_none() => {
-                self.masked_shift(*dst, args).filter(|r| merged(*r))
+    /// The arguments whose definitions instruction `at` does as part of itself, and theirs.
+    fn absorbs(&self, at: usize) -> Vec<Reg> {
+        let Inst::Op { dst, op, args } = &self.p.code[at] else { return vec![] };
+        let merged = |r: &Reg| self.only_use_in(*r, &self.block, at);
+        let shift = |dst: Reg, and: &[Reg]| self.masked_shift(dst, and).filter(merged);
+        let alone = match op {
+            Op::Binary(Binary::And) if self.folded[at].is_none() => shift(*dst, args),
+            Op::Binary(Binary::Or) if self.features.avx512 && self.folded[at].is_none() => {
+                let masked = |r: &Reg| match self.op_of(*r)? {
+                    (Op::Binary(Binary::And), and) => self.constant(and[1]).map(|_| (*r, and)),
+                    _ => None,
+                };
+                let t = self.p.dtype(*dst);
+                let wide = t.scalar != Scalar::Bool && t.bytes() >= 16;
+                let found = args.iter().rev().find_map(masked).filter(|(r, _)| wide && merged(r));
+                return found.map_or(vec![], |(r, and)| [r].into_iter().chain(shift(r, and)).collect());
             }
             Op::Where if self.p.dtype(*dst).scalar != Scalar::Bool => {
-                let (Op::Binary(b), compared) = self.op_of(args[0])? else { return None };
-                let (s, t) = (self.p.dtype(compared[0]).scalar, self.p.dtype(*dst));
-                // A vector mask has the width of what is compared, a scalar one is in the flags.
-                let fits = match t.lanes {
-                    1 => s.is_int() && t.scalar != Scalar::F32,
-                    _ => self.features.avx512 || s.bytes() == t.scalar.bytes(),
-                };
-                let compares = b.is_compare() && s != Scalar::Bool;
-                (compares && fits && merged(args[0])).then_some(args[0])
+                self.compared(*dst, args).filter(merged)
             }
             _ => None,
-        }
+        };
+        alone.into_iter().collect()
+    }
+
+    /// The comparison that a selection can do itself.
+    fn compared(&self, dst: Reg, args: &[Reg]) -> Option<Reg> {
+        let (Op::Binary(b), compared) = self.op_of(args[0])? else { return None };
+        let (s, t) = (self.p.dtype(compared[0]).scalar, self.p.dtype(dst));
+        // A vector mask has the width of what is compared, a scalar one is in the flags.
+        let fits = match t.lanes {
+            1 => s.is_int() && t.scalar != Scalar::F32,
+            _ => self.features.avx512 || s.bytes() == t.scalar.bytes(),
+        };
+        (b.is_compare() && s != Scalar::Bool && fits).then_some(args[0])
     }
 
     /// The scalar by which all lanes of a vector are shifted.
@@ -391,6 +405,11 @@ impl<'a> Plan<'a> {
         match op {
             Op::Const(b) => b.0,
             Op::Binary(Binary::And) => self.u8_max(args[0]).min(self.u8_max(args[1])),
+            // As many bits as the larger has.
+            Op::Binary(Binary::Or) => {
+                let most = self.u8_max(args[0]).max(self.u8_max(args[1]));
+                (most + 1).next_power_of_two() - 1
+            }
             Op::Binary(Binary::Shr) => match self.constant(args[1]) {
                 Some(by) => self.u8_max(args[0]) >> (by.0 & 7),
                 None => 255,

@@ -133,11 +133,20 @@ impl Lower<'_> {
                 None => self.shift_variable(op, t, a, args[1]),
             };
         }
-        if op == Binary::And
-            && self.plan.absorbed[self.plan.def[args[0].0 as usize]]
-            && let Some((Op::Binary(shift), from)) = self.plan.op_of(args[0])
+        if op == Binary::And && self.is_absorbed(args[0]) {
+            let (x, keep) = self.field(t, args);
+            let keep = self.vector_arg(keep, size, 4);
+            return self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(x, size), keep]);
+        }
+        if op == Binary::Or
+            && let Some(i) = (0..2).find(|&i| self.is_absorbed(args[i]))
+            && let Some((_, and)) = self.plan.op_of(args[i])
         {
-            return self.masked_shift(shift, t, from, args[1]);
+            const A_AND_C_OR_B: Arg = Arg::Imm(0xec);
+            let ((x, keep), y) = (self.field(t, and), self.reg(args[1 - i]));
+            let (keep, d) = (self.vector_arg(keep, size, 4), self.vec());
+            self.op(M::Vpternlogd, &[Arg::Tied(d, x, size), Arg::Use(y, size), keep, A_AND_C_OR_B]);
+            return d;
         }
         if matches!(op, Binary::Div | Binary::Mod) && t.scalar != Scalar::F32 {
             let (a, b) = (self.reg(args[0]), self.reg(args[1]));
@@ -350,18 +359,24 @@ impl Lower<'_> {
         self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(d, size), keep])
     }
 
-    /// `(x shift by) & mask` on bytes.
-    fn masked_shift(&mut self, op: Binary, t: DType, shift: &[Reg], mask: Reg) -> VReg {
-        let constant = |r: Reg| self.plan.constant(r).expect("the plan saw a constant").0;
-        let (by, mask) = (constant(shift[1]) as u32 & 7, constant(mask) as u8);
-        let a = self.reg(shift[0]);
-        let keep = mask & if op == Binary::Shl { 0xff << by } else { 0xff >> by };
+    /// What an `And` with a constant masks, and the mask in every 64 bits; bytes are shifted as words if their shift is a
+    /// part of it.
+    fn field(&mut self, t: DType, and: &[Reg]) -> (VReg, u64) {
+        let constant = |l: &Self, r: Reg| l.plan.constant(r).expect("the plan saw a constant");
+        let mask = constant(self, and[1]);
+        let shift = self.plan.op_of(and[0]).filter(|_| self.is_absorbed(and[0]));
+        let Some((Op::Binary(op), shift)) = shift else { return (self.reg(and[0]), splat(t.scalar, mask)) };
+        let (a, by) = (self.reg(shift[0]), constant(self, shift[1]).0 as u32 & 7);
+        let (m, whole) = match op {
+            Binary::Shl => (M::Vpsllw, 0xffu8 << by),
+            _ => (M::Vpsrlw, 0xff >> by),
+        };
+        let keep = splat(Scalar::U8, Bits((mask.0 as u8 & whole) as u64));
         let size = Size::vector(t.bytes());
         if by == 0 {
-            let keep = self.vector_arg(splat(Scalar::U8, Bits(keep as u64)), size, 4);
-            return self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(a, size), keep]);
+            return (a, keep);
         }
-        self.byte_shift(op, size, a, by, keep)
+        (self.vec_def(m, size, &[Arg::Use(a, size), Arg::Imm(by as i64)]), keep)
     }
 
     fn shift_variable(&mut self, op: Binary, t: DType, a: VReg, by: Reg) -> VReg {
@@ -545,11 +560,14 @@ impl Lower<'_> {
 }
 
 impl<'a> Lower<'a> {
+    /// Is the definition of `r` a part of the instruction that reads it?
+    fn is_absorbed(&self, r: Reg) -> bool {
+        self.plan.absorbed[self.plan.def[r.0 as usize]]
+    }
+
     pub fn absorbed_compare(&self, cond: Reg) -> Option<(Binary, &'a [Reg])> {
         match self.plan.op_of(cond) {
-            Some((Op::Binary(b), args)) if self.plan.absorbed[self.plan.def[cond.0 as usize]] => {
-                Some((b, args))
-            }
+            Some((Op::Binary(b), args)) if self.is_absorbed(cond) => Some((b, args)),
             _ => None,
         }
     }
