@@ -11,7 +11,7 @@ use crate::linear::Linear;
 use crate::rewrite::{Rule, rewrite};
 use crate::rules::float::FUSE_FMA;
 use crate::rules::transcendental::{EXPONENTIALS, SINE};
-use crate::rules::{REDUCE, SIMPLIFY};
+use crate::rules::{REDUCE, REDUCE_CPU, SIMPLIFY};
 use crate::schedule::{self, Grain, Kernel, Program};
 use crate::spec::{self, kernel::Level};
 use crate::tensor::Tensor;
@@ -73,7 +73,7 @@ pub fn observe<'g>(
     let stages = late("transcendentals", &stages, polynomials);
     let stages = late("simplify", &stages, SIMPLIFY);
     let stages = late("fma", &stages, &[FUSE_FMA]);
-    let stages = late("strength", &stages, REDUCE);
+    let stages = late("strength", &stages, if caps.lanes > 1 { REDUCE } else { REDUCE_CPU });
     let linear = linearize::linearize(&s, &stages);
     after("linearise", Ir::Linear(&linear));
     // A CPU's vectors come from its vector ranges; what one thread of a GPU reads next to each other is one load.

@@ -105,9 +105,9 @@ impl<'g> Vectors<'g, '_> {
         }
         if from == 0 {
             let spread = |e: Ex<'g>| self.g.make(Op::Spread, self.typed(e.dtype(), to), &[e]);
-            // A load repeats itself to all lanes for nothing, a product of one does not.
-            let product =
-                e.op() == Op::Binary(Binary::Mul) && e.dtype() == DType::F32 && e.arg(0).op() == Op::Load;
+            // On a CPU a load repeats itself to all lanes for nothing, a product of one does not.
+            let scalar = self.caps.lanes == 1 && e.dtype() == DType::F32;
+            let product = scalar && e.op() == Op::Binary(Binary::Mul) && e.arg(0).op() == Op::Load;
             return Ok(match e.args().get(1).and_then(|c| c.as_bits()).filter(|_| product) {
                 Some(c) => spread(e.arg(0)) * self.g.constant(self.typed(e.dtype(), to), c),
                 None => spread(e),

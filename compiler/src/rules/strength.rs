@@ -50,7 +50,7 @@ fn fits(s: Scalar, a: i64, b: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{REDUCE, check, simplify1};
+    use super::super::{REDUCE_CPU, check, simplify1};
     use super::*;
     use crate::dtype::DType;
     use crate::graph::{Ex, Graph, Kind, Op};
@@ -58,7 +58,7 @@ mod tests {
     use crate::text;
 
     fn reduced(e: Ex) -> Ex {
-        rewrite(REDUCE, &[simplify1(e)])[0]
+        rewrite(REDUCE_CPU, &[simplify1(e)])[0]
     }
 
     #[test]
