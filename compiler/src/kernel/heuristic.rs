@@ -39,6 +39,9 @@ const INDICES: i64 = 512;
 /// Indices of which a few cores have a like share each.
 const SEVERAL: i64 = 8;
 
+/// Indices of which each of many cores has one.
+const PARTS: i64 = 16;
+
 pub fn propose(kernel: &Kernel, caps: &Caps) -> Vec<Opt> {
     let opts = proposed(kernel, caps, true);
     let keeps = caps.lanes > 1 && opts.first().is_some_and(|o| o.action == Action::Keep);
@@ -254,12 +257,16 @@ impl<'g> Proposal<'g, '_> {
         let blocks: i64 = reduces.iter().map(|(_, a)| work(a.range)).product();
         let planes: HashSet<Id> =
             topo(weights).into_iter().filter(|e| e.op() == Op::Load).map(|e| e.arg(0).id).collect();
-        let n = STREAMS / planes.len();
-        let tiles = place.filter(|(_, a)| {
-            let fits = n > 1 && a.extent().is_some_and(|e| e % n as i64 == 0);
-            fits && alone && weights.len() == 1 && blocks >= LONG
+        let tiles = place.filter(|_| alone && weights.len() == 1 && blocks >= LONG);
+        let fits = |n: &usize, rows: i64| rows % *n as i64 == 0 && rows / *n as i64 >= PARTS;
+        let n = tiles.and_then(|(_, a)| {
+            let rows = a.extent()?;
+            [STREAMS / planes.len(), 2].into_iter().find(|n| *n > 1 && fits(n, rows))
         });
-        let four = tiles.is_some_and(|(i, _)| self.put(Action::Upcast, *i, n)) && n == STREAMS;
+        let four = match (tiles, n) {
+            (Some((i, _)), Some(n)) => self.put(Action::Upcast, *i, n) && n == STREAMS,
+            _ => false,
+        };
         self.put(Action::Prefetch, 0, if four { PREFETCH / 2 } else { PREFETCH } / 64);
     }
 
@@ -340,6 +347,11 @@ impl<'g> Proposal<'g, '_> {
         }
         let most = if wide { 24 } else { 8 } / if row.is_some() { SIDE } else { 1 };
         let tile = divisor(n, most.min(16));
+        // As a router's scores of one token: what they share is little, and so would be the workers that have some of them.
+        let indices: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
+        if indices / tile < SEVERAL {
+            return;
+        }
         if tile > 1 && self.put(Action::Upcast, i, tile as usize) {
             if n <= most {
                 self.put(Action::Upcast, i, 0);
