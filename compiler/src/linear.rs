@@ -194,6 +194,23 @@ impl Linear {
         self.code.push(Inst::Op { dst, op, args: args.to_vec() });
         dst
     }
+    /// Does memory say how many rounds a loop has? Then some grid indices may take much longer than others.
+    pub fn is_uneven(&self) -> bool {
+        let mut read = vec![false; self.regs.len()];
+        for inst in &self.code {
+            let loads = matches!(inst, Inst::Load { .. } | Inst::Gather { .. });
+            let depends = loads || inst.uses().iter().any(|r| read[r.0 as usize]);
+            match inst {
+                Inst::Loop { extent, .. } if read[extent.0 as usize] => return true,
+                // A loop's number is known; what it carries may not be.
+                Inst::Loop { carried, .. } => {
+                    carried.iter().for_each(|(r, init)| read[r.0 as usize] = read[init.0 as usize]);
+                }
+                _ => inst.defs().iter().for_each(|r| read[r.0 as usize] = depends),
+            }
+        }
+        false
+    }
     pub fn mem_scalar(&self, m: Mem) -> DType {
         match m {
             Mem::Global(i) => self.buffers[i as usize].0,
@@ -427,5 +444,27 @@ impl Linear {
                 )
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::text::linear::parse;
+
+    #[test]
+    fn loops_that_memory_bounds_are_uneven() {
+        let uneven = |code: &str| {
+            let head = "linear t grid 1 threads 1\n buffer g0: i64\n buffer g1: i64 written\n symbol s0: n\n";
+            parse(&format!("{head}%0: i64 = s0\n%1: i64 = load g0[%0]\n{code}")).unwrap().is_uneven()
+        };
+        assert!(!uneven("loop %2 < %0 []\nstore g1[%2] = %1\nend [] -> []\n"));
+        assert!(!uneven(
+            "loop %2 < %0 [%3: i64 = %1]\nloop %4 < %2 []\nend [] -> []\nend [%3] -> [%5: i64]\n"
+        ));
+        assert!(uneven("loop %2 < %1 []\nend [] -> []\n"));
+        assert!(uneven("%2: i64 = Add %1 %0\nloop %3 < %2 []\nend [] -> []\n"));
+        assert!(uneven(
+            "loop %2 < %0 [%3: i64 = %1]\nloop %4 < %3 []\nend [] -> []\nend [%3] -> [%5: i64]\n"
+        ));
     }
 }

@@ -19,7 +19,7 @@ fn main() {
         let buffer = device.alloc(3 * 64).unwrap();
         let line = |i: usize| buffer.slice(i * 64, 64).unwrap();
         let mut plan = Plan::new(["n"]);
-        let program = stub::mirror(&device, Count::Symbol(0), "n");
+        let program = stub::mirror(&device, Count::Symbol(0), "n", false);
         for i in 0..LAUNCHES {
             plan.push(&program, vec![line(i % 2), line(1 - i % 2), line(2)]).unwrap();
         }

@@ -67,7 +67,7 @@ impl Scene {
             let pick = random.below(GRIDS.len() + 2);
             let grid = GRIDS.get(pick).copied();
             let symbol = grid.map_or("n".into(), |g| g.to_string());
-            let program = stub::mirror(device, Count::Symbol(0), &symbol);
+            let program = stub::mirror(device, Count::Symbol(0), &symbol, random.below(3) == 0);
             plan.push(&program, vec![array(source), array(destination), array(4)]).unwrap();
             launches.push((source, destination, grid));
         }
@@ -108,7 +108,7 @@ impl Scene {
 #[test]
 fn a_hundred_thousand_launches_run_each_index_once_and_in_order() {
     within(Duration::from_secs(120), || {
-        let device = stub::device(2);
+        let device = stub::device(runtime::machine::cores().len().max(2));
         let mut random = Random(1);
         for _ in 0..10 {
             let mut scene = Scene::new(&device, 1000, &mut random);
@@ -123,7 +123,7 @@ fn a_hundred_thousand_launches_run_each_index_once_and_in_order() {
 #[test]
 fn one_thread_and_more_threads_than_cores() {
     within(Duration::from_secs(120), || {
-        for threads in [1, 3, 8] {
+        for threads in [1, 3, 5, 8, 13] {
             let device = stub::device(threads);
             let mut random = Random(threads as u64);
             let mut scene = Scene::new(&device, 200, &mut random);
@@ -199,8 +199,8 @@ fn timing_runs_the_step_and_times_each_launch() {
     let device = stub::device(2);
     let (array, hits) = (device.alloc(2 * 8_000_000).unwrap(), device.alloc(8_000_000).unwrap());
     let half = |i: usize| array.slice(i * 8_000_000, 8_000_000).unwrap();
-    let program = stub::mirror(&device, Count::Symbol(0), "n");
-    let nothing = stub::mirror(&device, Count::Const(0), "n");
+    let program = stub::mirror(&device, Count::Symbol(0), "n", false);
+    let nothing = stub::mirror(&device, Count::Const(0), "n", false);
     let mut plan = Plan::new(["n"]);
     plan.push(&program, vec![half(0), half(1), hits.whole()]).unwrap();
     plan.push(&nothing, vec![half(1), half(0), hits.whole()]).unwrap();
@@ -224,7 +224,7 @@ fn wrong_steps_are_refused() {
     let device = stub::device(1);
     let buffer = device.alloc(64).unwrap();
     let mut plan = Plan::new(["n"]);
-    plan.push(&stub::mirror(&device, Count::Symbol(0), "n"), vec![buffer.whole(); 3]).unwrap();
+    plan.push(&stub::mirror(&device, Count::Symbol(0), "n", false), vec![buffer.whole(); 3]).unwrap();
     let mut plan = device.prepare(plan).unwrap();
     let message = device.run(&mut plan, &[]).unwrap_err().to_string();
     assert_eq!(message, "the plan's symbols are (n), and 0 values were given");

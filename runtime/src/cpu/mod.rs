@@ -38,6 +38,12 @@ pub struct CpuDevice {
     host: Host,
 }
 
+/// A program in memory.
+struct Loaded {
+    code: Executable,
+    uneven: bool,
+}
+
 /// A plan as the pool wants it.
 struct State {
     launches: Vec<Ready>,
@@ -120,15 +126,17 @@ impl Device for CpuDevice {
             return Err(refused("the CPU runs machine code, not text".into()));
         };
         let code = Executable::new(&bytes).map_err(|e| refused(format!("no executable memory: {e}")))?;
-        Ok(Program::new(linear, code))
+        let uneven = linear.is_uneven();
+        Ok(Program::new(linear, Loaded { code, uneven }))
     }
 
     fn prepare(&self, plan: Plan) -> Result<Prepared, Error> {
         let (mut launches, mut words, mut stride) = (vec![], vec![], 0);
         for launch in plan.launches() {
             let linear = &launch.program().parts()[0];
-            let entry = launch.program().code::<Executable>()?.entry();
-            launches.push(Ready { entry, args: words.len(), grid: 0, after: launch.after() });
+            let Loaded { code, uneven } = launch.program().code::<Loaded>()?;
+            let (entry, uneven) = (code.entry(), *uneven);
+            launches.push(Ready { entry, args: words.len(), grid: 0, uneven, after: launch.after() });
             for (arg, (_, written)) in launch.args().iter().zip(&linear.buffers) {
                 arg.buffer().memory::<Memory>()?;
                 if *written {

@@ -20,6 +20,8 @@ pub struct Ready {
     /// Where in `Step::words` its buffer addresses and symbol values are.
     pub args: usize,
     pub grid: u64,
+    /// Whether some grid indices take much longer than others.
+    pub uneven: bool,
     /// The latest earlier launch that must be over.
     pub after: Option<usize>,
 }
@@ -74,19 +76,21 @@ struct Shared {
 #[derive(Default)]
 struct Share(AtomicU64);
 
-/// Parts of a worker's share at most.
+/// Parts of a worker's share at most: a few that are taken several at a time, or where they are uneven as many as can be
+/// counted, each for itself. In half of the shares at once may lie all of an expert whom most tokens chose.
 const PARTS: u64 = 16;
+const UNEVEN_PARTS: u64 = 255;
 
 impl Share {
-    /// Half of what is left of so many parts.
-    fn take(&self, epoch: u64, parts: u64) -> Option<Range<u64>> {
+    /// Half of what is left of so many parts, or one.
+    fn take(&self, epoch: u64, parts: u64, single: bool) -> Option<Range<u64>> {
         let mut now = self.0.load(Relaxed);
         loop {
             let taken = if now >> 8 == epoch { now & 0xff } else { 0 };
             if taken == parts {
                 return None;
             }
-            let end = taken + (parts - taken).div_ceil(2);
+            let end = taken + if single { 1 } else { (parts - taken).div_ceil(2) };
             match self.0.compare_exchange_weak(now, epoch << 8 | end, Relaxed, Relaxed) {
                 Ok(_) => return Some(taken..end),
                 Err(other) => now = other,
@@ -186,7 +190,7 @@ impl Pool {
         let shared = &*self.shared;
         shared.task.store(std::ptr::from_ref(task).cast_mut().cast(), Relaxed);
         shared.apart.store(apart, Relaxed);
-        shared.meet(|| ());
+        shared.meet(0, || ());
         // SAFETY: the caller's promise; this is worker 0 and no other.
         unsafe { shared.perform(task, 0, passed) };
     }
@@ -195,7 +199,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.task.store(std::ptr::null_mut(), Relaxed);
-        self.shared.barrier.wait(|| (), || ());
+        self.shared.barrier.wait(0, || (), || ());
         for thread in self.threads.drain(..) {
             // A worker that panicked has said so already.
             let _ = thread.join();
@@ -206,7 +210,7 @@ impl Drop for Pool {
 impl Shared {
     fn work(&self, worker: usize) {
         loop {
-            self.meet(|| ());
+            self.meet(worker, || ());
             // SAFETY: the task was stored before worker 0 came to the barrier just passed, and worker 0 keeps it until
             // the barrier at the end of `perform`.
             let Some(task) = (unsafe { self.task.load(Relaxed).as_ref() }) else { return };
@@ -233,7 +237,7 @@ impl Shared {
                         mark(n + 1);
                     }
                 }
-                self.meet(|| ());
+                self.meet(worker, || ());
             }
         }
     }
@@ -247,7 +251,7 @@ impl Shared {
             let since = i - meetings.since(i)..i;
             if meetings.before(i, launch.grid, launch.after, apart) {
                 // SAFETY: the caller's promise.
-                self.meet(|| unsafe { self.help(step, since, worker) });
+                self.meet(worker, || unsafe { self.help(step, since, worker) });
                 passed();
             }
             // SAFETY: the caller's promise; the launches this one depends on are over.
@@ -255,13 +259,13 @@ impl Shared {
         }
         let end = step.launches.len();
         // SAFETY: the caller's promise.
-        self.meet(|| unsafe { self.help(step, end - meetings.since(end)..end, worker) });
+        self.meet(worker, || unsafe { self.help(step, end - meetings.since(end)..end, worker) });
         passed();
     }
 
     /// Waits for all workers; who waits for long goes to `help` once.
-    fn meet(&self, help: impl FnOnce()) {
-        self.barrier.wait(help, || {
+    fn meet(&self, worker: usize, help: impl FnOnce()) {
+        self.barrier.wait(worker, help, || {
             if self.apart.load(Relaxed) {
                 self.met.store(self.born.elapsed().as_nanos() as u64, Relaxed);
             }
@@ -273,7 +277,7 @@ impl Shared {
     unsafe fn help(&self, step: &Step, launches: Range<usize>, worker: usize) {
         for i in launches.clone() {
             for owner in (0..self.barrier.workers).filter(|&w| w != worker) {
-                if self.barrier.last() {
+                if self.barrier.last(worker) {
                     return;
                 }
                 // SAFETY: the caller's promise; the launches are independent of each other.
@@ -298,18 +302,23 @@ impl Shared {
         let workers = self.barrier.workers;
         let start = |owner: usize| launch.grid * owner as u64 / workers as u64;
         let (lo, len) = (start(owner), start(owner + 1) - start(owner));
-        let (epoch, parts) = (self.barrier.epoch(), len.min(PARTS));
-        while let Some(part) = self.shares[since * workers + owner].0.take(epoch, parts) {
+        let parts = len.min(if launch.uneven { UNEVEN_PARTS } else { PARTS });
+        let (epoch, share) = (self.barrier.epoch(worker), &self.shares[since * workers + owner].0);
+        while let Some(part) = share.take(epoch, parts, launch.uneven) {
             call(lo + len * part.start / parts, lo + len * part.end / parts);
         }
     }
 }
 
 /// Where workers meet. Who waits long sleeps.
+///
+/// A few count themselves together, look at a line of their own while they wait, and the last of them counts the group: sixteen
+/// on one line took 2.5 µs to meet.
 struct Barrier {
     workers: usize,
-    /// How often they met, times [`MOST`], and how many are here.
-    state: Line<AtomicU64>,
+    groups: Box<[Line<Group>]>,
+    /// How often a group was whole, if there are several.
+    whole: Line<AtomicU64>,
     /// Those who sleep or are about to, under `bed`.
     sleepers: AtomicU32,
     bed: Mutex<()>,
@@ -318,8 +327,16 @@ struct Barrier {
     pace: f64,
 }
 
-/// More than there are workers.
-const MOST: u64 = 1 << 16;
+#[derive(Default)]
+struct Group {
+    /// Arrivals since the start, without those that were taken back.
+    came: AtomicU64,
+    /// How often all workers met, as far as this group was told.
+    met: AtomicU64,
+}
+
+/// Workers of a group.
+const GROUP: usize = 4;
 
 /// How long a worker spins: several launches, yet no noticeable load once a step is over.
 const SPIN: Duration = Duration::from_micros(50);
@@ -336,7 +353,8 @@ impl Barrier {
         let pace = f64::from(ROUNDS) / start.elapsed().as_secs_f64().max(1e-9);
         Barrier {
             workers,
-            state: Line::default(),
+            groups: (0..workers.div_ceil(GROUP)).map(|_| Line::default()).collect(),
+            whole: Line::default(),
             sleepers: AtomicU32::default(),
             bed: Mutex::default(),
             wake: Condvar::new(),
@@ -344,50 +362,63 @@ impl Barrier {
         }
     }
 
-    /// Counts the meetings. Stays as it is until the caller comes to the next.
-    fn epoch(&self) -> u64 {
-        self.state.0.load(Relaxed) / MOST
+    fn group(&self, worker: usize) -> &Group {
+        &self.groups[worker / GROUP].0
     }
 
-    /// Do all others wait?
-    fn last(&self) -> bool {
-        self.state.0.load(Relaxed) % MOST + 1 == self.workers as u64
+    /// Counts the meetings. Stays as it is until the worker comes to the next.
+    fn epoch(&self, worker: usize) -> u64 {
+        self.group(worker).met.load(Relaxed)
+    }
+
+    /// Arrivals that make a worker's group whole for the meeting after so many, and whole groups that make it a meeting.
+    fn wanted(&self, worker: usize, epoch: u64) -> (u64, u64) {
+        let members = GROUP.min(self.workers - worker / GROUP * GROUP);
+        ((epoch + 1) * members as u64, (epoch + 1) * self.groups.len() as u64)
+    }
+
+    /// Do all others wait for this worker, which does not?
+    fn last(&self, worker: usize) -> bool {
+        let (members, groups) = self.wanted(worker, self.epoch(worker));
+        let others = self.groups.len() == 1 || self.whole.0.load(Relaxed) + 1 == groups;
+        others && self.group(worker).came.load(Relaxed) + 1 == members
     }
 
     /// Returns when all workers have called it. The last to come runs `last` before anyone goes on; who waits for long runs
     /// `help`. What a worker wrote before is seen by all after.
-    fn wait(&self, help: impl FnOnce(), last: impl Fn()) {
-        let Some(epoch) = self.come(&last) else { return };
-        if self.spin(epoch, PATIENCE) {
+    fn wait(&self, worker: usize, help: impl FnOnce(), last: impl Fn()) {
+        let Some(epoch) = self.come(worker, &last) else { return };
+        if self.spin(worker, epoch, PATIENCE) {
             return;
         }
-        if self.leave(epoch) {
+        if self.leave(worker, epoch) {
             help();
-            if self.come(&last).is_none() {
+            if self.come(worker, &last).is_none() {
                 return;
             }
         }
-        if self.spin(epoch, SPIN) {
+        if self.spin(worker, epoch, SPIN) {
             return;
         }
         let mut bed = lock(&self.bed);
         self.sleepers.fetch_add(1, SeqCst);
-        while self.state.0.load(SeqCst) / MOST == epoch {
+        while self.group(worker).met.load(SeqCst) == epoch {
             bed = self.wake.wait(bed).unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Relaxed);
     }
 
     /// The number of this meeting if others have yet to come.
-    fn come(&self, last: impl Fn()) -> Option<u64> {
-        let now = self.state.0.fetch_add(1, AcqRel) + 1;
-        let epoch = now / MOST;
-        if now % MOST < self.workers as u64 {
+    fn come(&self, worker: usize, last: impl Fn()) -> Option<u64> {
+        let epoch = self.epoch(worker);
+        let (members, groups) = self.wanted(worker, epoch);
+        let waits = self.group(worker).came.fetch_add(1, AcqRel) + 1 < members;
+        if waits || self.groups.len() > 1 && self.whole.0.fetch_add(1, AcqRel) + 1 < groups {
             return Some(epoch);
         }
         last();
         // SeqCst here and at the sleepers: either this load sees a sleeper or the sleeper sees this epoch.
-        self.state.0.store((epoch + 1) * MOST, SeqCst);
+        self.groups.iter().for_each(|g| g.0.met.store(epoch + 1, SeqCst));
         if self.sleepers.load(SeqCst) > 0 {
             drop(lock(&self.bed));
             self.wake.notify_all();
@@ -395,18 +426,18 @@ impl Barrier {
         None
     }
 
-    /// Takes back that this worker has come, unless all have.
-    fn leave(&self, epoch: u64) -> bool {
-        let waits = |now: u64| now / MOST == epoch && now % MOST < self.workers as u64;
-        let here = |now: u64| waits(now).then(|| now - 1);
-        self.state.0.fetch_update(Relaxed, Relaxed, here).is_ok()
+    /// Takes back that this worker has come, unless its group is whole and counted.
+    fn leave(&self, worker: usize, epoch: u64) -> bool {
+        let (members, _) = self.wanted(worker, epoch);
+        let here = |now: u64| (now < members).then(|| now - 1);
+        self.group(worker).came.fetch_update(Relaxed, Relaxed, here).is_ok()
     }
 
     /// Waits for the others for a while; true if they came.
-    fn spin(&self, epoch: u64, time: Duration) -> bool {
+    fn spin(&self, worker: usize, epoch: u64, time: Duration) -> bool {
         (0..(time.as_secs_f64() * self.pace) as u32).any(|_| {
             std::hint::spin_loop();
-            self.state.0.load(Acquire) / MOST != epoch
+            self.group(worker).met.load(Acquire) != epoch
         })
     }
 }

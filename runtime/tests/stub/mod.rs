@@ -2,8 +2,8 @@
 #![cfg(target_arch = "x86_64")]
 
 use compiler::codegen::{Caps, Code, Target};
-use compiler::dtype::DType;
-use compiler::linear::{Count, Linear, Local};
+use compiler::dtype::{Bits, DType};
+use compiler::linear::{Count, Inst, Linear, Local, Mem, Op};
 use iced_x86::code_asm::*;
 use runtime::cpu::CpuDevice;
 use runtime::device::{Device, Program};
@@ -32,9 +32,9 @@ pub fn device(threads: usize) -> CpuDevice {
 
 /// With buffers src, dst, hits and a symbol n: `dst[i] = 3·src[n-1-i] + 1` and `hits[i] += 1` for each grid index i.
 /// The index goes through the worker's scratch, which nobody else may touch. `hits` is added to atomically and not
-/// declared as written, so that it orders nothing.
-pub fn mirror(device: &dyn Device, grid: Count, symbol: &str) -> Program {
-    let linear = Linear {
+/// declared as written, so that it orders nothing. The program may say of itself that its indices are `uneven`.
+pub fn mirror(device: &dyn Device, grid: Count, symbol: &str, uneven: bool) -> Program {
+    let mut linear = Linear {
         name: "mirror".into(),
         grid,
         buffers: vec![(DType::I64, false), (DType::I64, true), (DType::I64, false)],
@@ -44,6 +44,14 @@ pub fn mirror(device: &dyn Device, grid: Count, symbol: &str) -> Program {
         code: vec![],
         regs: vec![],
     };
+    if uneven {
+        let index = linear.op(DType::INDEX, Op::Const(Bits::int(0)), &[]);
+        let [dst, var] = [(); 2].map(|_| linear.reg(DType::INDEX));
+        linear.code.push(Inst::Load { dst, mem: Mem::Global(0), index, offset: 0, gate: None });
+        linear.code.push(Inst::Loop { var, extent: dst, carried: vec![] });
+        linear.code.push(Inst::End { next: vec![], out: vec![] });
+    }
+    assert_eq!(linear.is_uneven(), uneven);
     device.load(linear, Code::Machine(assemble().unwrap())).unwrap()
 }
 
