@@ -601,6 +601,25 @@ mod tests {
     }
 
     #[test]
+    fn small_matrices_of_one_token_are_for_all_workers() {
+        let caps = X86::new(Features { avx512: true, vnni: true, ..Features::default() }).caps();
+        let grid = |format: &str, rows: i64| {
+            let g = Graph::new();
+            let format = Format::by_name(format).unwrap();
+            let (_, w) = format.inputs(&g, "w", &[], rows, 2048, Layout::Interleaved16);
+            let x = g.input("x", DType::F32, [1, 2048]);
+            let y = if format.is_quantised() { w.linear_q8(&ops::quantize_i8(x)) } else { w.linear(x) };
+            let program = pipeline::schedule(&g, &[y], Grain::CPU);
+            let kernel = program.kernels.last().unwrap();
+            let linear = pipeline::compile(kernel, &propose(kernel, &caps), &caps).unwrap();
+            linear.grid.eval(&[])
+        };
+        assert_eq!(grid("F32", 64), 4, "a router's tiles of rows, one each");
+        assert_eq!(grid("Q4_0", 576), 18, "two tiles at a time");
+        assert_eq!(grid("Q4_0", 2048), 32, "four");
+    }
+
+    #[test]
     fn what_changes_places_is_read_in_lanes() {
         let caps = X86::new(Features { avx512: true, ..Features::default() }).caps();
         let g = Graph::new();
