@@ -275,7 +275,9 @@ impl Lower<'_> {
         }
         if s.bytes() == 1 {
             let keep = if op == Binary::Shl { 0xffu8 << by } else { 0xff >> by };
-            let d = self.byte_shift(op, size, a, by, keep);
+            let d = self.shift_words(op, size, a, by);
+            let keep = self.vector_arg(splat(Scalar::U8, Bits(keep as u64)), size, 4);
+            let d = self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(d, size), keep]);
             if op == Binary::Shl || s == Scalar::U8 {
                 return d;
             }
@@ -351,12 +353,9 @@ impl Lower<'_> {
         self.vec_def(self.bitwise(Binary::Or), size, &[v(even), v(odd)])
     }
 
-    /// Shifts 16-bit lanes and keeps the bits of each byte that `keep` has.
-    fn byte_shift(&mut self, op: Binary, size: Size, a: VReg, by: u32, keep: u8) -> VReg {
+    fn shift_words(&mut self, op: Binary, size: Size, a: VReg, by: u32) -> VReg {
         let m = if op == Binary::Shl { M::Vpsllw } else { M::Vpsrlw };
-        let d = self.vec_def(m, size, &[Arg::Use(a, size), Arg::Imm(by as i64)]);
-        let keep = self.vector_arg(splat(Scalar::U8, Bits(keep as u64)), size, 4);
-        self.vec_def(self.bitwise(Binary::And), size, &[Arg::Use(d, size), keep])
+        self.vec_def(m, size, &[Arg::Use(a, size), Arg::Imm(by as i64)])
     }
 
     /// What an `And` with a constant masks, and the mask in every 64 bits; bytes are shifted as words if their shift is a
@@ -367,16 +366,10 @@ impl Lower<'_> {
         let shift = self.plan.op_of(and[0]).filter(|_| self.is_absorbed(and[0]));
         let Some((Op::Binary(op), shift)) = shift else { return (self.reg(and[0]), splat(t.scalar, mask)) };
         let (a, by) = (self.reg(shift[0]), constant(self, shift[1]).0 as u32 & 7);
-        let (m, whole) = match op {
-            Binary::Shl => (M::Vpsllw, 0xffu8 << by),
-            _ => (M::Vpsrlw, 0xff >> by),
-        };
+        let whole = if op == Binary::Shl { 0xffu8 << by } else { 0xff >> by };
         let keep = splat(Scalar::U8, Bits((mask.0 as u8 & whole) as u64));
-        let size = Size::vector(t.bytes());
-        if by == 0 {
-            return (a, keep);
-        }
-        (self.vec_def(m, size, &[Arg::Use(a, size), Arg::Imm(by as i64)]), keep)
+        let x = if by == 0 { a } else { self.shift_words(op, Size::vector(t.bytes()), a, by) };
+        (x, keep)
     }
 
     fn shift_variable(&mut self, op: Binary, t: DType, a: VReg, by: Reg) -> VReg {
