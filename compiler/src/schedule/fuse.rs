@@ -615,6 +615,21 @@ mod tests {
     }
 
     #[test]
+    fn tokens_that_share_an_expert_are_no_rows_of_stages() {
+        let alone = |tokens: i64| {
+            let g = Graph::new();
+            let (x, w) =
+                (g.input("x", DType::F32, [24, tokens, 128]), g.input("w", DType::F32, [8, 64, 128]));
+            let y = crate::ops::linear(x, w.gather(g.input("chosen", DType::I32, [24])));
+            let bytes = crate::ops::quantize_i8(y);
+            let program = program(&g, &[bytes.q.contiguous(), bytes.d.contiguous()], Grain::CPU);
+            program.kernels[0].stages.len() == 1
+        };
+        assert!(!alone(1), "the worker with a token's product makes bytes of it");
+        assert!(alone(4));
+    }
+
+    #[test]
     fn planes_of_a_file_are_written_by_one_kernel() {
         let g = Graph::new();
         let q4 = crate::quant::Format::by_name("Q4_K").unwrap();

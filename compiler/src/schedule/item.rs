@@ -99,26 +99,31 @@ impl<'g> Item<'g> {
         self.factors().any(|(a, b)| own(a, b) && own(b, a))
     }
 
-    /// Does every row read the same elements of a larger tensor?
+    /// Do rows read the same elements of a larger tensor: all of them, or those along one axis more than each has of its own?
     pub fn shares(&self, rows: usize) -> bool {
         let own = |idx: &[Ex]| topo(idx).iter().any(|e| self.axes[..rows].contains(e));
         let count = |idx: &[Ex]| topo(idx).into_iter().filter(|e| matches!(e.op(), Op::Range(..))).count();
-        reads(&[self.body]).into_iter().map(at_parts).any(|(_, idx, _)| !own(&idx) && count(&idx) > 1)
+        let all =
+            reads(&[self.body]).into_iter().map(at_parts).any(|(_, idx, _)| !own(&idx) && count(&idx) > 1);
+        all || self.common(rows).next().is_some()
     }
 
     /// Does one of the first axes read more that it has in common with its other rows than of its own, and this to use
     /// it once?
     pub fn crowds(&self, rows: usize) -> bool {
-        let size = |idx: &[Ex<'g>]| -> i64 {
-            let within = |e: &Ex<'g>| matches!(e.op(), Op::Range(..)) && !self.axes[..rows].contains(e);
-            topo(idx).into_iter().filter(within).map(extent).product()
-        };
+        self.common(rows).any(|common| self.work(rows) < REUSED * common)
+    }
+
+    /// Elements that the rows along one of the first axes read in common, for each where these are more than a row's own.
+    fn common(&self, rows: usize) -> impl Iterator<Item = i64> + use<'g, '_> {
         let reads: Vec<_> = reads(&[self.body]).into_iter().map(|at| at_parts(at).1).collect();
-        self.axes[..rows].iter().filter(|a| extent(**a) > 1).any(|a| {
+        self.axes[..rows].iter().filter(|a| extent(**a) > 1).filter_map(move |a| {
+            let within = |e: &Ex<'g>| matches!(e.op(), Op::Range(..)) && !self.axes[..rows].contains(e);
+            let size = |idx: &[Ex<'g>]| -> i64 { topo(idx).into_iter().filter(within).map(extent).product() };
             let (own, common): (Vec<_>, Vec<_>) = reads.iter().partition(|idx| topo(idx).contains(a));
             let total = |part: Vec<&Vec<Ex<'g>>>| part.into_iter().map(|idx| size(idx)).sum::<i64>();
             let common = total(common);
-            common > total(own).max(LITTLE) && self.work(rows) < REUSED * common
+            (common > total(own).max(LITTLE)).then_some(common)
         })
     }
 
