@@ -27,8 +27,9 @@ use runtime::step::{Choose, Launched, Library};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Tokens of a plan.
-const CHUNKS: [usize; 7] = [1, 8, 32, 64, 128, 256, 512];
+/// Tokens of a plan. On a CPU rows that nobody asked for take as long as others, so it has more plans.
+const CPU_CHUNKS: &[usize] = &[1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512];
+const GPU_CHUNKS: &[usize] = &[1, 8, 32, 64, 128, 256, 512];
 
 /// Tokens of a plan for a long prompt on a GPU: each expert has a few tiles of them, and a position's keys and values are
 /// computed for all. Only whole ones are run so.
@@ -191,7 +192,8 @@ impl Model {
             let parts = numbers.halves(t as i64) == Some(Unit::Warp);
             t == 1 || parts || (t as i64) * config.heads * context as i64 * 4 <= SCORES
         };
-        let chunks: Vec<usize> = CHUNKS.into_iter().filter(fits).collect();
+        let chunks = if numbers.spread { GPU_CHUNKS } else { CPU_CHUNKS };
+        let chunks: Vec<usize> = chunks.iter().copied().filter(fits).collect();
         let most = chunks[chunks.len() - 1];
         let warps = numbers.halves(LONG as i64) == Some(Unit::Warp);
         let long = if warps && context >= LONG { LONG } else { most };

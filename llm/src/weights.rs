@@ -244,10 +244,13 @@ impl<'g> Matrix<'g> {
         self.planes.linear(x)
     }
     /// How many tokens of an expert go together where there are so many that they share what they read, `each` of them an
-    /// expert's.
+    /// expert's. Where no unit takes whole tiles, those that are empty for the most part are worse than weights unpacked again.
     pub fn together(&self, tokens: i64, each: i64) -> Option<i64> {
         let shares = tokens >= MANY && self.layout == Layout::Interleaved16;
-        self.numbers.halves(tokens).map(|unit| unit.together(each)).or(shares.then_some(ops::TILE))
+        let unpacks = self.planes.format.is_quantised() && self.numbers.activations == Activations::Int8;
+        let few = || [4, 8].into_iter().find(|tile| unpacks && each <= 4 * tile);
+        let tile = || few().unwrap_or(ops::TILE);
+        self.numbers.halves(tokens).map(|unit| unit.together(each)).or_else(|| shares.then(tile))
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {
