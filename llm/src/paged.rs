@@ -98,10 +98,13 @@ impl Told {
     }
 }
 
+/// Most bytes of weights that are read for each of a few workers rather than once for all.
+const AGAIN: usize = 32 << 20;
+
 /// Batches that run beside each other, each by a worker of the device that waits for nobody: where the weights stay in a
 /// cache, so that reading them for each costs less than the workers' waiting for one another after every kernel.
 pub(crate) fn lanes(device: &dyn Device, weights: usize) -> usize {
-    let near = machine::last_level_cache().is_some_and(|bytes| weights <= bytes / 4);
+    let near = weights <= AGAIN && machine::last_level_cache().is_some_and(|bytes| weights <= bytes / 3 * 2);
     let lanes = if near { device.lanes() } else { 1 };
     if lanes <= FEW / 2 && FEW.is_multiple_of(lanes) { lanes } else { 1 }
 }
