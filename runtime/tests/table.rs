@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Of the large matrices; the odd ones are whole.
 const ROWS: i64 = 3;
 /// Random schedules of each row of the table, besides the heuristic's.
-const SCHEDULES: usize = 20;
+const SCHEDULES: usize = 8;
 
 #[test]
 fn every_row_on_the_cpu() {

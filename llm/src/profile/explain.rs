@@ -216,7 +216,7 @@ impl<'a, 't> View<'a, 't> {
                 (name, None) => {
                     view.int8 |= b.written && b.int8;
                     view.activations = view.activations.max(b.bytes);
-                    if !b.written && name != "ids" {
+                    if !b.written && !matches!(name, "ids" | "positions" | "slots" | "starts" | "table") {
                         inputs.push((b.bytes, made.get(&b.slot).copied().unwrap_or(STREAM)));
                     }
                     b.bytes as f64
