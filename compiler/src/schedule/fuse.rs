@@ -11,6 +11,7 @@
 //! it reads, become rows of both. And a launch costs it more than a little work: what is little, as the norm of one token
 //! is, every block of its readers computes again for itself.
 
+use super::apart::apart;
 use super::item::{Item, LITTLE, extent};
 use super::keep::keep;
 use super::lower::{at_parts, flatten, reads};
@@ -523,7 +524,8 @@ fn emit<'g>(
         memory.retain(|t, _| !again.contains_key(t));
         memory.extend(again.into_iter().filter_map(|(t, mem)| Some((t, mem?))));
         let rows = rows.into_iter().filter(|a| matches!(a.op(), Op::Range(_, Kind::Serial))).collect();
-        kernels.push(Kernel { g, name: name(k, &group, items), rows, stages });
+        let kernel = Kernel { g, name: name(k, &group, items), rows, stages };
+        kernels.extend(if near { vec![kernel] } else { apart(kernel) });
     }
     let outputs = roots.iter().map(|r| memory.get(&r.id).copied().unwrap_or_else(|| buffer_of(*r))).collect();
     Program { kernels, outputs, temps }

@@ -3,6 +3,7 @@
 //! In: tensor expressions. Out: a [`Program`]: kernels in an order that respects every dependence, each a list of
 //! stages over ranges, and the memory between them. Of the target only its [`Grain`] is known here.
 
+mod apart;
 mod beside;
 mod fuse;
 mod item;
