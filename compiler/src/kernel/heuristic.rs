@@ -446,10 +446,12 @@ impl<'g> Proposal<'g, '_> {
         if self.caps.vector_bytes == 64 && outer.count() == 1 { 8 } else { 4 }
     }
 
-    /// An output axis that the weights do not depend on, by preference one of whole tiles.
+    /// An output axis that the weights do not depend on, by preference one of whole tiles: the inner one, whose tokens are
+    /// neighbours in memory.
     fn token_axis(&self, stage: usize, weights: &[Ex<'g>]) -> Option<(usize, Axis<'g>)> {
-        let outs = self.outs(stage).into_iter().filter(|(_, a)| !weights.iter().any(|w| reads(*w, a.range)));
-        outs.min_by_key(|(_, a)| !by_tiles(a))
+        let mut tokens = self.outs(stage);
+        tokens.retain(|(_, a)| !weights.iter().any(|w| reads(*w, a.range)));
+        tokens.iter().rfind(|(_, a)| by_tiles(a)).or(tokens.first()).copied()
     }
 
     fn unroll_small(&mut self, stage: usize, most: i64) {
@@ -617,6 +619,20 @@ mod tests {
         assert_eq!(grid("F32", 64), 4, "a router's tiles of rows, one each");
         assert_eq!(grid("Q4_0", 576), 18, "two tiles at a time");
         assert_eq!(grid("Q4_0", 2048), 32, "four");
+    }
+
+    #[test]
+    fn tokens_that_share_weights_in_registers_are_neighbours_in_memory() {
+        let caps = X86::new(Features { avx512: true, vnni: true, ..Features::default() }).caps();
+        let opts = |tokens: i64| {
+            let (g, q4) = (Graph::new(), Format::by_name("Q4_0").unwrap());
+            let (_, w) = q4.inputs(&g, "w", &[], 768, 2048, Layout::Interleaved16);
+            let x = ops::quantize_i8(g.input("x", DType::F32, [tokens, 2048])).in_tiles();
+            let program = pipeline::schedule(&g, &[w.linear_q8(&x)], Grain::CPU);
+            propose(program.kernels.last().unwrap(), &caps)
+        };
+        assert!(opts(128).iter().any(|o| o.action == Action::Upcast && o.n == 8));
+        assert_eq!(opts(128), opts(512), "as many tiles as a tile has tokens, or twice as many");
     }
 
     #[test]
