@@ -46,11 +46,11 @@ const ROWS: i64 = 256;
 
 /// So many tokens of a prompt attend together to what was there before the last of them: on a GPU as many as memory has
 /// room for, as its launches are many and short.
-fn part(unit: Unit, heads: i64, positions: i64) -> i64 {
+fn part(unit: Option<Unit>, heads: i64, positions: i64) -> i64 {
     let fits = |n: &i64| n * heads * positions * 4 <= SCORES;
     match unit {
-        Unit::Tile => 128,
-        Unit::Warp => [512, 256, 128, 64].into_iter().find(fits).unwrap_or(32),
+        None | Some(Unit::Tile) => 128,
+        Some(Unit::Warp) => [512, 256, 128, 64].into_iter().find(fits).unwrap_or(32),
     }
 }
 
@@ -273,35 +273,44 @@ fn attend_at_once<'g>(
     at: &Place<'g>,
 ) -> Tensor<'g> {
     let (keys, values) = (keys.move_axis(-3, -2).widen(), values.move_axis(-3, -1).widen());
-    let Some(unit) = at.halves else {
-        let scores = ops::linear(q.contiguous(), keys) * scale;
-        if at.reach != Reach::Apart {
-            let [e, factor] = at.weights(scores, 0, 0);
-            return ops::linear(e, values) * factor;
-        }
+    if at.reach == Reach::Apart {
         // By themselves the products let heads share what they read.
-        let [e, factor] = at.weights(scores.contiguous(), 0, 0);
+        let scores = (ops::linear(q.contiguous(), keys) * scale).contiguous();
+        let [e, factor] = at.weights(scores, 0, 0);
         return ops::linear(e.contiguous(), values) * factor;
-    };
-    // Tokens and heads are the rows of one matrix. What comes after the last token of a part is no part's concern.
+    }
+    // What comes after the last token of a part is no part's concern.
     let [t, g, r] = [q.size(0), q.size(1), q.size(2)];
-    let n = Some(part(unit, g * r, at.cos.size(0))).filter(|n| t % n == 0).unwrap_or(t);
-    let rows = ops::halved(q.move_axis(1, 0).reshape_last(3, &[t * r, q.size(3)]), unit);
+    let n = Some(part(at.halves, g * r, at.cos.size(0))).filter(|n| t % n == 0).unwrap_or(t);
     let parts = (0..t / n).map(|i| {
         let needed = (at.pos + ((i + 1) * n + at.block - 1)) / at.block;
-        let length = simplify1(if n == t { at.blocks } else { needed.min(at.blocks) } * at.block);
-        let seen = |x: Tensor<'g>, axis: isize| x.slice_dim(axis, q.graph().int(0), length);
-        let rows = rows.slice(-2, i * n * r..(i + 1) * n * r);
-        let scores = (ops::linear_half(rows, seen(keys, -2)) * scale).contiguous();
+        (i * n, simplify1(if n == t { at.blocks } else { needed.min(at.blocks) } * at.block))
+    });
+    let seen = |x: Tensor<'g>, axis, length| x.slice_dim(axis, q.graph().int(0), length);
+    let Some(unit) = at.halves else {
+        let q = q.contiguous();
+        let parts = parts.map(|(first, length)| {
+            let scores = ops::linear(q.slice(0, first..first + n), seen(keys, -2, length)) * scale;
+            let [e, factor] = at.weights(scores, 0, first);
+            let y = ops::linear(e, seen(values, -1, length)) * factor;
+            if n == t { y } else { y.contiguous() }
+        });
+        return Tensor::concat(&parts.collect::<Vec<_>>(), 0);
+    };
+    // Tokens and heads are the rows of one matrix.
+    let rows = ops::halved(q.move_axis(1, 0).reshape_last(3, &[t * r, q.size(3)]), unit);
+    let parts = parts.map(|(first, length)| {
+        let rows = rows.slice(-2, first * r..(first + n) * r);
+        let scores = (ops::linear_half(rows, seen(keys, -2, length)) * scale).contiguous();
         let int = |n: i64| q.graph().int(n);
         let scores = scores.reshape([int(g), int(n), int(r), length]);
         let factor_of = |e: Tensor<'g>| ops::halved(e.reshape([int(g), int(n * r), length]), unit);
         let y = match unit {
             Unit::Tile => {
-                let [e, factor] = at.weights(scores, 1, i * n);
-                ops::linear_half(factor_of(e), seen(values, -1)) * factor.reshape([g, n * r, 1])
+                let [e, factor] = at.weights(scores, 1, first);
+                ops::linear_half(factor_of(e), seen(values, -1, length)) * factor.reshape([g, n * r, 1])
             }
-            Unit::Warp => ops::linear_half(factor_of(at.shares(scores, 1, i * n)), seen(values, -1)),
+            Unit::Warp => ops::linear_half(factor_of(at.shares(scores, 1, first)), seen(values, -1, length)),
         };
         let y = half(y);
         y.reshape([g, n, r, y.size(-1)]).move_axis(0, 1)

@@ -1,9 +1,10 @@
-//! What lies beside products of bytes along an axis gets a kernel of its own.
+//! What lies side by side along an axis gets kernels of its own where one kernel would compute or choose among all of it for
+//! every element.
 //!
-//! In: a kernel of one stage whose elements are such sums up to some index of an axis and something else behind it, or the
-//! other way round, as a query in latent space and what is rotated of it. Out: two kernels, each of which writes its part of
-//! the buffer. In one kernel every element would be computed both ways. The sums come last: what they wait for, the other
-//! mostly does not.
+//! In: a kernel whose elements are products of bytes up to some index of an axis and something else behind it, or the other way
+//! round, as a query in latent space and what is rotated of it; or a large one whose elements are read from one tensor up to
+//! an index and from another behind it, as what parts of a prompt left. Out: kernels each of which writes its part of the
+//! same memory.
 
 use super::Kernel;
 use super::item::extent;
@@ -12,26 +13,44 @@ use crate::kernel::byte_factors;
 use crate::rewrite::substitute;
 use crate::rules::simplify1;
 use crate::scalar::Binary;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+/// Elements that are worth launches of their own.
+const MANY: i64 = 1 << 16;
 
 pub fn apart(kernel: Kernel) -> Vec<Kernel> {
-    let [stage] = &kernel.stages[..] else { return vec![kernel] };
-    let Some((axis, first)) = border(stage.store.arg(2)) else { return vec![kernel] };
+    let Some((axis, first)) = border(&kernel) else { return vec![kernel] };
     let last = extent(axis) - first;
     let own = |n: i64| axis.g.new_range(axis.like(n), Kind::Serial);
     let (low, high) = (own(first), own(last));
     let [low, high] = [part(&kernel, axis, low, low, "low"), part(&kernel, axis, high, high + first, "high")];
-    let [plain, sums] = if low.stores().into_iter().any(multiplies) { [high, low] } else { [low, high] };
-    vec![pairs(plain), sums]
+    let sums = |k: &Kernel| k.stores().into_iter().any(multiplies);
+    // What the products wait for, the other mostly does not.
+    let [a, b] = if sums(&low) { [high, low] } else { [low, high] };
+    if sums(&b) { vec![pairs(a), b] } else { [a, b].into_iter().flat_map(apart).collect() }
 }
 
-/// The axis along which a value has products of bytes on one side only of some index, and that index.
-fn border<'g>(value: Ex<'g>) -> Option<(Ex<'g>, i64)> {
-    let (Op::Where, [condition, a, b]) = (value.op(), &value.args()[..]) else { return None };
-    let (Op::Binary(Binary::Lt), [axis, at]) = (condition.op(), &condition.args()[..]) else { return None };
-    let axis = if axis.op() == Op::Cast { axis.arg(0) } else { *axis };
-    let at = at.as_int().filter(|&at| matches!(axis.op(), Op::Range(..)) && 0 < at && at < extent(axis))?;
-    (axis.arg(0).as_int().is_some() && multiplies(*a) != multiplies(*b)).then_some((axis, at))
+/// The row along which elements are of two kinds, and the index of the first of the second: the last such index, as what is
+/// to be told apart in front of it can still be seen then.
+fn border<'g>(kernel: &Kernel<'g>) -> Option<(Ex<'g>, i64)> {
+    let stores = kernel.stores();
+    let many = kernel.rows.iter().map(|r| r.arg(0).bounds().1).product::<i64>() >= MANY;
+    let loads = |e: Ex<'g>| topo(&[e]).into_iter().filter(|e| e.op() == Op::Load);
+    let buffers = |e: Ex<'g>| loads(e).map(|l| l.arg(0).id).collect::<HashSet<_>>();
+    let borders = topo(&stores).into_iter().filter_map(|e| {
+        let (Op::Where, [condition, a, b]) = (e.op(), &e.args()[..]) else { return None };
+        let (Op::Binary(Binary::Lt), [axis, at]) = (condition.op(), &condition.args()[..]) else {
+            return None;
+        };
+        let axis = if axis.op() == Op::Cast { axis.arg(0) } else { *axis };
+        let at = at.as_int().filter(|_| kernel.rows.contains(&axis) && axis.arg(0).as_int().is_some())?;
+        let product = stores.len() == 1 && e == stores[0].arg(2) && multiplies(*a) != multiplies(*b);
+        let sums = || topo(&[e]).iter().any(|e| matches!(e.op(), Op::Fold(..)));
+        let read = || [*a, *b].map(buffers);
+        let parts = || read().iter().all(|r| !r.is_empty()) && read()[0].is_disjoint(&read()[1]);
+        (0 < at && at < extent(axis) && (product || many && !sums() && parts())).then_some((axis, at))
+    });
+    borders.max_by_key(|(_, at)| *at)
 }
 
 fn multiplies(e: Ex) -> bool {
@@ -42,9 +61,10 @@ fn multiplies(e: Ex) -> bool {
 fn part<'g>(kernel: &Kernel<'g>, axis: Ex<'g>, own: Ex<'g>, index: Ex<'g>, side: &str) -> Kernel<'g> {
     let mut part = kernel.clone();
     part.name = format!("{}_{side}", kernel.name);
-    let stage = &mut part.stages[0];
-    stage.store = simplify1(substitute(&[stage.store], &HashMap::from([(axis.id, index)]))[0]);
-    part.rows.iter_mut().chain(&mut stage.outs).filter(|r| **r == axis).for_each(|r| *r = own);
+    for stage in &mut part.stages {
+        stage.store = simplify1(substitute(&[stage.store], &HashMap::from([(axis.id, index)]))[0]);
+    }
+    part.rows.iter_mut().filter(|r| **r == axis).for_each(|r| *r = own);
     part
 }
 
@@ -77,6 +97,26 @@ mod tests {
     use crate::quant::{Format, Layout};
     use crate::schedule::{Grain, program};
     use crate::tensor::Tensor;
+
+    #[test]
+    fn parts_of_a_prompt_are_read_one_by_one() {
+        let g = Graph::new();
+        let parts = ["a", "b", "c"].map(|name| g.input(name, DType::F32, [128, 512]));
+        let kernels = |tokens: i64, grain| {
+            let all = Tensor::concat(&parts.map(|p| p.slice(0, 0..tokens)), 0);
+            program(&g, &[all * 2.0], grain).kernels
+        };
+        for kernel in kernels(128, Grain::CPU) {
+            assert_eq!(kernel.buffers().len(), 2, "{kernel}");
+            assert!(
+                !topo(&kernel.stores()).iter().any(|e| e.op() == Op::Where || e.dtype() == DType::BOOL),
+                "{kernel}"
+            );
+        }
+        let count =
+            [(128, Grain::CPU), (8, Grain::CPU), (128, Grain::GPU)].map(|(t, grain)| kernels(t, grain).len());
+        assert_eq!(count, [3, 1, 1], "what is little, and what is launched at a cost, stays together");
+    }
 
     #[test]
     fn what_turns_behind_a_product_has_a_kernel_of_its_own() {
