@@ -27,7 +27,8 @@ use runtime::step::{Choose, Launched, Library};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Tokens of a plan. On a CPU rows that nobody asked for take as long as others, so it has more plans.
+/// Tokens of a plan. On a CPU rows that nobody asked for take as long as others, so it has more plans; but a tile unit is not
+/// used for a single tile.
 const CPU_CHUNKS: &[usize] = &[1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512];
 const GPU_CHUNKS: &[usize] = &[1, 8, 32, 64, 128, 256, 512];
 
@@ -193,7 +194,8 @@ impl Model {
             t == 1 || parts || (t as i64) * config.heads * context as i64 * 4 <= SCORES
         };
         let chunks = if numbers.spread { GPU_CHUNKS } else { CPU_CHUNKS };
-        let chunks: Vec<usize> = chunks.iter().copied().filter(fits).collect();
+        let single = |t: usize| t == 16 && numbers.unit == Some(Unit::Tile);
+        let chunks: Vec<usize> = chunks.iter().copied().filter(|t| fits(t) && !single(*t)).collect();
         let most = chunks[chunks.len() - 1];
         let warps = numbers.halves(LONG as i64) == Some(Unit::Warp);
         let long = if warps && context >= LONG { LONG } else { most };

@@ -90,6 +90,9 @@ impl Numbers {
 /// Tokens from which on weights are worth unpacking, and experts worth sorting by.
 const MANY: i64 = 16;
 
+/// Tokens of an expert that are not worth its weights in bf16.
+const FEW: i64 = 8;
+
 impl<'g, 'f> Inputs<'g, 'f> {
     /// Names are taken behind `prefix`.
     pub fn new(g: &'g Graph, file: &'f Gguf, prefix: String, layout: Layout, numbers: Numbers) -> Self {
@@ -244,13 +247,16 @@ impl<'g> Matrix<'g> {
         self.planes.linear(x)
     }
     /// How many tokens of an expert go together where there are so many that they share what they read, `each` of them an
-    /// expert's. Where no unit takes whole tiles, those that are empty for the most part are worse than weights unpacked again.
+    /// expert's. Where no unit takes whole tiles, those that are empty for the most part are worse than weights unpacked again;
+    /// and where one does, formats of large blocks take longer on their way to bf16 than a few tokens' products in bytes.
     pub fn together(&self, tokens: i64, each: i64) -> Option<i64> {
         let shares = tokens >= MANY && self.layout == Layout::Interleaved16;
         let unpacks = self.planes.format.is_quantised() && self.numbers.activations == Activations::Int8;
         let few = || [4, 8].into_iter().find(|tile| unpacks && each <= 4 * tile);
         let tile = || few().unwrap_or(ops::TILE);
-        self.numbers.halves(tokens).map(|unit| unit.together(each)).or_else(|| shares.then(tile))
+        let bytes = |unit: &Unit| *unit == Unit::Tile && self.planes.format.block > 32 && each <= FEW;
+        let unit = self.numbers.halves(tokens).filter(|unit| !bytes(unit));
+        unit.map(|unit| unit.together(each)).or_else(|| shares.then(tile))
     }
     /// The matrices of a stack that `index` chooses.
     pub fn gather(&self, index: Tensor<'g>) -> Matrix<'g> {
