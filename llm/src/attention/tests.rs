@@ -171,7 +171,7 @@ fn parts_of_a_prompt_say_what_the_whole_says() {
     let [keys, values] = ["keys", "values"].map(|name| at.seen(input(name, rows, numbers.cache())));
     let pos = 70;
     env.symbols.extend([("blocks".into(), (pos + t + at.block - 1) / at.block), ("pos".into(), pos)]);
-    assert_eq!((at.block, part(Unit::Warp, 1, rows)), (LONG_BLOCK, 512));
+    assert_eq!((at.block, part(Some(Unit::Warp), 1, rows)), (LONG_BLOCK, 512));
     let y = attend(q, keys, values, 0.2, &at);
     let whole = attend_at_once(q, keys, values, 0.2, &Place { halves: None, ..at });
     let inputs = env.buffers.iter().map(|(slot, bytes)| {
