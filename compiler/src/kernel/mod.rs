@@ -686,6 +686,6 @@ pub fn byte_factors<'g>(body: Ex<'g>) -> Option<(Ex<'g>, Ex<'g>)> {
     }
 }
 
-fn is_byte_product(fold: Ex) -> bool {
+pub fn is_byte_product(fold: Ex) -> bool {
     matches!(fold.op(), Op::Fold(Fold::Sum, 1)) && byte_factors(fold.arg(0)).is_some()
 }

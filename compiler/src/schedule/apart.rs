@@ -9,7 +9,7 @@
 use super::Kernel;
 use super::item::extent;
 use crate::graph::{Ex, Kind, Op, topo};
-use crate::kernel::byte_factors;
+use crate::kernel::is_byte_product;
 use crate::rewrite::substitute;
 use crate::rules::simplify1;
 use crate::scalar::Binary;
@@ -46,15 +46,17 @@ fn border<'g>(kernel: &Kernel<'g>) -> Option<(Ex<'g>, i64)> {
         let at = at.as_int().filter(|_| kernel.rows.contains(&axis) && axis.arg(0).as_int().is_some())?;
         let product = stores.len() == 1 && e == stores[0].arg(2) && multiplies(*a) != multiplies(*b);
         let sums = || topo(&[e]).iter().any(|e| matches!(e.op(), Op::Fold(..)));
-        let read = || [*a, *b].map(buffers);
-        let parts = || read().iter().all(|r| !r.is_empty()) && read()[0].is_disjoint(&read()[1]);
+        let parts = || {
+            let [a, b] = [*a, *b].map(buffers);
+            !a.is_empty() && !b.is_empty() && a.is_disjoint(&b)
+        };
         (0 < at && at < extent(axis) && (product || many && !sums() && parts())).then_some((axis, at))
     });
     borders.max_by_key(|(_, at)| *at)
 }
 
 fn multiplies(e: Ex) -> bool {
-    topo(&[e]).iter().any(|e| matches!(e.op(), Op::Fold(..)) && byte_factors(e.arg(0)).is_some())
+    topo(&[e]).into_iter().any(is_byte_product)
 }
 
 /// The kernel where an axis is `index`, which goes along `own`.
