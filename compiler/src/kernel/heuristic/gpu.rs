@@ -54,6 +54,9 @@ const ACTIVATIONS: i64 = 32 << 20;
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
+/// Rounds of a product between stages that are unrolled: code that runs once is fetched for longer than a loop takes.
+const UNROLLED: i64 = 2;
+
 /// A sum of unknown length that may have more terms than this is loaded four columns at a time, so that most of its terms are
 /// on their way at once; where it may have more than the second, by twice as many threads with twice as many each.
 const LONG: i64 = 32;
@@ -211,7 +214,7 @@ impl<'g> Proposal<'g, '_> {
         let sums = products(self.s.kernel.stages[stage].store, side).expect("splitting keeps products");
         let rounds = self.reduces(stage).into_iter().find(|(_, a)| sums[0].over.contains(&a.range));
         if let Some((i, a)) = rounds.filter(|_| !single) {
-            self.put(Action::Unroll, i, a.extent().map_or(1, |e| divisor(e, ROUNDS)) as usize);
+            self.put(Action::Unroll, i, a.extent().map_or(1, |e| divisor(e, UNROLLED)) as usize);
         }
         true
     }
