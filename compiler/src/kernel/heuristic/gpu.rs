@@ -54,7 +54,7 @@ const ACTIVATIONS: i64 = 32 << 20;
 /// Rounds of a sum that are worth sharing.
 const ROUNDS: i64 = 8;
 
-/// Rounds of a product between stages that are unrolled: code that runs once is fetched for longer than a loop takes.
+/// Rounds of a product between stages that are unrolled: code that runs once seems to be fetched for longer than a loop takes.
 const UNROLLED: i64 = 2;
 
 /// A sum of unknown length that may have more terms than this is loaded four columns at a time, so that most of its terms are
