@@ -391,15 +391,18 @@ fn folds() {
     });
 }
 
-/// Products at the ends of the range, where a saturating instruction would show.
+/// Products at the ends of the range, where a saturating instruction would show, and chains of them, where sums in 16 bits
+/// would.
 #[test]
 fn dots() {
     each(|target, rng| {
-        for mask in [255, 127, 15] {
+        for mask in [255, 127, 63, 31, 15, 7] {
             let mut t = Test::new("dot4");
             let acc = t.input(Scalar::I32, || any(rng, Scalar::I32));
             let a = t.input(Scalar::U8, || Bits(*rng.choose(&[0, 1, 127, 128, 254, 255])));
             let b = t.input(Scalar::I8, || Bits::int(*rng.choose(&[-128, -127, -1, 0, 1, 126, 127])));
+            let largest = t.input(Scalar::U8, || Bits(255));
+            let least = t.input(Scalar::I8, || Bits::int(-128));
             for n in lanes(target, 4) {
                 let wide = 4 * n;
                 let mask = t.op(Scalar::U8.vec(wide), Op::Const(Bits(mask)), &[]);
@@ -414,7 +417,13 @@ fn dots() {
                 let zero = t.op(i32s, Op::Const(Bits(0)), &[]);
                 let r = t.op(i32s, Op::Dot4, &[zero, x, four]);
                 t.store(r);
-                let r = t.op(i32s, Op::Dot4, &[r, x, four]);
+                let mut r = t.op(i32s, Op::Dot4, &[r, x, four]);
+                t.store(r);
+                let (x, y) = (t.load(Scalar::U8.vec(wide), largest), t.load(Scalar::I8.vec(wide), least));
+                let x = t.op(Scalar::U8.vec(wide), Op::Binary(Binary::And), &[x, mask]);
+                for _ in 0..19 {
+                    r = t.op(i32s, Op::Dot4, &[r, x, y]);
+                }
                 t.store(r);
             }
             t.check(target);

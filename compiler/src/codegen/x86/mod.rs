@@ -1,6 +1,6 @@
 //! x86-64: linear programs in, machine code out, for AVX2 and for AVX-512 with or without VNNI and AMX.
 //!
-//! `nibbles` spares shifts of bytes, `plan` decides what merges, `lower` and its siblings select instructions, `emit`
+//! `nibbles` takes bytes apart, `order` spares registers where they are few, `plan` decides what merges, `lower` and its siblings select instructions, `emit`
 //! allocates registers and writes bytes through `asm`. The code never reads or writes memory of lanes whose gate is false.
 
 mod asm;
@@ -12,6 +12,7 @@ mod mach;
 mod mask;
 mod memory;
 mod nibbles;
+mod order;
 mod plan;
 mod scalars;
 mod shuffle;
@@ -92,9 +93,12 @@ impl Target for X86 {
     /// The bytes are the code, a constant pool from the next multiple of 64 on, and the code's length in a last
     /// little-endian u32, by which `disassemble` tells the two apart.
     fn emit(&self, program: &Linear) -> Code {
-        // Without VNNI a product of bytes wants them small.
-        let unshifted = self.features.dot4().then(|| nibbles::unshifted(program));
-        let l = lower::lower(unshifted.as_ref().unwrap_or(program), self.features);
+        let mut program =
+            if self.features.dot4() { nibbles::unshifted(program) } else { nibbles::halved(program) };
+        if self.features.vectors() == 16 {
+            program = order::side_by_side(&program);
+        }
+        let l = lower::lower(&program, self.features);
         let avx_vnni = self.features.avx_vnni;
         Code::Machine(emit::emit(&l.func, &l.pool, l.scratch, self.features.vectors(), avx_vnni))
     }

@@ -3,7 +3,7 @@
 //! A load merges into its only reader when no store, barrier or loop boundary stands between them, so it never sees
 //! other memory than it would have seen in its place.
 
-use super::Features;
+use super::{Features, nibbles};
 use crate::dtype::{Bits, DType, Scalar};
 use crate::linear::{Inst, Linear, Mem, Op, Reg};
 use crate::scalar::Binary;
@@ -45,6 +45,8 @@ pub struct Plan<'a> {
     pub joined: Vec<Option<usize>>,
     /// Instructions merged into their only reader: a byte shift into an `And`, that into an `Or`, a comparison into a `Where`.
     pub absorbed: Vec<bool>,
+    /// Dot products whose sums of two products stay in 16 bits, where the next of their chain adds its own.
+    pub paired: Vec<bool>,
     /// Whether something reads more than the low bits of a scalar, so that they must be extended.
     pub extended: Vec<bool>,
     /// Whether something reads a register, rather than memory that it stands for.
@@ -69,6 +71,7 @@ impl<'a> Plan<'a> {
             folded: vec![None; n],
             joined: vec![None; n],
             absorbed: vec![false; n],
+            paired: vec![false; n],
             extended: vec![false; p.regs.len()],
             needed: vec![false; p.regs.len()],
             tiles: Vec::with_capacity(n),
@@ -98,6 +101,7 @@ impl<'a> Plan<'a> {
             full.for_each(|r| plan.extended[r.0 as usize] = true);
         }
         plan.merge();
+        plan.pair();
         plan.pressure = plan.measure_pressure();
         plan
     }
@@ -168,6 +172,41 @@ impl<'a> Plan<'a> {
             }
             need.iter().for_each(|r| self.needed[r.0 as usize] = true);
         }
+    }
+
+    /// Without VNNI a dot product sums two products in 16 bits, then two of these sums in 32. The second step is taken once
+    /// for as many of a chain as 16 bits hold for certain.
+    fn pair(&mut self) {
+        if self.features.dot4() {
+            return;
+        }
+        let mut most = vec![0; self.p.code.len()];
+        for (i, inst) in self.p.code.iter().enumerate() {
+            let Inst::Op { op: Op::Dot4, args, .. } = inst else { continue };
+            most[i] = self.pair_max(args[1]);
+            let before = self.def[args[0].0 as usize];
+            let chained = matches!(self.op_of(args[0]), Some((Op::Dot4, _)))
+                && self.block[before] == self.block[i]
+                && self.only_use(args[0])
+                && self.p.dtype(args[0]).lanes > 1;
+            let all = most[before] + most[i];
+            if chained && all <= i16::MAX as u64 {
+                (self.paired[before], most[i]) = (true, all);
+            }
+        }
+    }
+
+    /// What the first of these paired dot products adds to.
+    pub fn chain_start(&self, mut sum: Reg) -> Reg {
+        while let Some((Op::Dot4, args)) = self.op_of(sum).filter(|_| self.paired[self.def[sum.0 as usize]]) {
+            sum = args[0];
+        }
+        sum
+    }
+
+    /// The largest sum of two products of these weights with bytes.
+    fn pair_max(&self, weights: Reg) -> u64 {
+        2 * 128 * self.u8_max(weights)
     }
 
     /// Whether one instruction reads `r`. A loop's own step also reads its variable.
@@ -278,7 +317,7 @@ impl<'a> Plan<'a> {
             }
             Op::Dot4 if t.bytes() >= 16 && self.features.dot4() => operand(2),
             // One `vpmaddubsw`, see selection; it has no embedded broadcast.
-            Op::Dot4 if t.bytes() >= 16 && self.u8_max(args[1]) < 128 => direct(2),
+            Op::Dot4 if t.bytes() >= 16 => direct(2),
             Op::Binary(b) if !b.is_compare() && (t == DType::F32 || t.lanes > 1 && t.bytes() >= 16) => {
                 use Binary::*;
                 let element = t.scalar.bytes();
@@ -399,25 +438,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The largest value a u8 can have, as far as its definition shows.
     pub fn u8_max(&self, r: Reg) -> u64 {
-        let Some((op, args)) = self.op_of(r) else { return 255 };
-        match op {
-            Op::Const(b) => b.0,
-            Op::Binary(Binary::And) => self.u8_max(args[0]).min(self.u8_max(args[1])),
-            // As many bits as the larger has.
-            Op::Binary(Binary::Or) => {
-                let most = self.u8_max(args[0]).max(self.u8_max(args[1]));
-                (most + 1).next_power_of_two() - 1
-            }
-            Op::Binary(Binary::Shr) => match self.constant(args[1]) {
-                Some(by) => self.u8_max(args[0]) >> (by.0 & 7),
-                None => 255,
-            },
-            Op::Spread | Op::Repeat | Op::Slice(_) => self.u8_max(args[0]),
-            Op::Lookup(table) => table.to_le_bytes().into_iter().max().map_or(255, u64::from),
-            _ => 255,
-        }
+        nibbles::u8_max(&|r| self.op_of(r), r)
     }
 
     fn measure_pressure(&self) -> usize {

@@ -180,6 +180,64 @@ fn dot_of_small_bytes_without_vnni() {
     ");
 }
 
+/// Two tokens, and weights of two rounds: each is unpacked once for both, and the sums of both rounds stay in 16 bits.
+const TOKENS: &str = "\
+linear tokens grid 1 threads 1
+  buffer g0: u8
+  buffer g1: i8
+  buffer g2: i32 written
+  symbol s0: blocks
+  %0: i64 = s0
+  %1: i32x8 = 0
+  %2: i64 = 64
+  %3: u8x32 = 4
+  loop %4 < %0 [%5: i32x8 = %1, %6: i32x8 = %1]
+    %7: i64 = Mul %4 %2
+    %8: u8x32 = load g0[%7]
+    %9: u8x32 = Shr %8 %3
+    %10: u8x32 = load g0[%7 + 32]
+    %11: u8x32 = Shr %10 %3
+    %12: i8x32 = load g1[%7]
+    %13: i32x8 = Dot4 %5 %9 %12
+    %14: i8x32 = load g1[%7 + 32]
+    %15: i32x8 = Dot4 %13 %11 %14
+    %16: i8x32 = load g1[%7 + 64]
+    %17: i32x8 = Dot4 %6 %9 %16
+    %18: i8x32 = load g1[%7 + 96]
+    %19: i32x8 = Dot4 %17 %11 %18
+  end [%15 %19] -> [%20: i32x8, %21: i32x8]
+  %22: i64 = 0
+  store g2[%22] = %20
+  store g2[%22 + 8] = %21
+";
+
+#[test]
+fn tokens_take_turns() {
+    insta::assert_snapshot!(inner_loop(Features::default(), TOKENS), @r"
+    L2:
+      imul r8, rax, 40h
+      vmovups ymm2, [r10+r8]
+      vpsrlw ymm2, ymm2, 4
+      vpand ymm2, ymm2, ymm15
+      vpmaddubsw ymm3, ymm2, [r9+r8]
+      vpmaddubsw ymm2, ymm2, [r9+r8+40h]
+      vmovups ymm4, [r10+r8+20h]
+      vpsrlw ymm4, ymm4, 4
+      vpand ymm4, ymm4, ymm15
+      vpmaddubsw ymm5, ymm4, [r9+r8+20h]
+      vpaddw ymm3, ymm3, ymm5
+      vpmaddwd ymm3, ymm3, ymm13
+      vpaddd ymm1, ymm3, ymm1
+      vpmaddubsw ymm3, ymm4, [r9+r8+60h]
+      vpaddw ymm2, ymm2, ymm3
+      vpmaddwd ymm2, ymm2, ymm13
+      vpaddd ymm0, ymm2, ymm0
+      add rax, 1
+      cmp rax, rsi
+      jl L2
+    ");
+}
+
 /// A product of 32 tokens: weights are unpacked in one loop, tiles of them loaded straight from memory in another, and
 /// rows of the result converted where they lie.
 #[test]

@@ -480,52 +480,50 @@ impl Lower<'_> {
         }
     }
 
+    /// Of a product that the plan calls paired the sums of pairs, for the next of its chain.
     fn dot4(&mut self, at: usize, t: DType, args: &[Reg]) -> VReg {
         let size = Size::vector(t.bytes());
         let memory = self.folded_address(at).map(|(_, a)| Arg::Mem(a));
-        let mut sum = self.reg(args[0]);
-        if t.lanes == 1 {
-            sum = self.vec_def(M::Vmovd, Size::X, &[Arg::Use(sum, Size::B4)]);
-        }
-        let a = self.reg(args[1]);
+        let a = Arg::Use(self.reg(args[1]), size);
+        let b = memory.unwrap_or_else(|| Arg::Use(self.reg(args[2]), size));
+        let both = |x: VReg, y: VReg| [x, y].map(|v| Arg::Use(v, size));
+        let start = self.plan.chain_start(args[0]);
+        let sum = |l: &mut Self| match t.lanes {
+            1 => {
+                let sum = Arg::Use(l.reg(start), Size::B4);
+                l.vec_def(M::Vmovd, Size::X, &[sum])
+            }
+            _ => l.reg(start),
+        };
         let d = if self.features.dot4() {
-            let b = memory.unwrap_or_else(|| Arg::Use(self.reg(args[2]), size));
-            let d = self.vec();
-            self.op(M::Vpdpbusd, &[Arg::Tied(d, sum, size), Arg::Use(a, size), b]);
+            let (d, sum) = (self.vec(), sum(self));
+            self.op(M::Vpdpbusd, &[Arg::Tied(d, sum, size), a, b]);
             d
         } else {
-            let b = memory.unwrap_or_else(|| Arg::Use(self.reg(args[2]), size));
-            let products = match self.plan.u8_max(args[1]) {
-                // 2 · 127 · 128 fits 16 bits: the saturating instruction is exact.
-                0..128 => {
-                    let pairs = self.vec_def(M::Vpmaddubsw, size, &[Arg::Use(a, size), b]);
-                    let ones = self.vector_arg(splat(Scalar::I16, Bits(1)), size, 0);
-                    self.vec_def(M::Vpmaddwd, size, &[Arg::Use(pairs, size), ones])
+            // The saturating instruction is exact: weights are below 128.
+            let mut pairs = self.vec_def(M::Vpmaddubsw, size, &[a, b]);
+            if start != args[0] {
+                let before = self.reg(args[0]);
+                pairs = self.vec_def(M::Vpaddw, size, &both(before, pairs));
+            }
+            if self.plan.paired[at] {
+                return pairs;
+            }
+            let ones = self.vector_arg(splat(Scalar::I16, Bits(1)), size, 0);
+            let products = self.vec_def(M::Vpmaddwd, size, &[Arg::Use(pairs, size), ones]);
+            match self.plan.constant(start) {
+                Some(Bits(0)) => products,
+                _ => {
+                    let sum = sum(self);
+                    self.vec_def(M::Vpaddd, size, &both(products, sum))
                 }
-                _ => self.wide_dot4(size, a, b),
-            };
-            self.vec_def(M::Vpaddd, size, &[Arg::Use(products, size), Arg::Use(sum, size)])
+            }
         };
         if t.lanes > 1 {
             return d;
         }
         let low = self.int_def(M::Vmovd, Size::B4, &[Arg::Use(d, Size::X)]);
         self.wrap(Scalar::I32, low)
-    }
-
-    /// Even and odd bytes as 16-bit lanes, so that no product saturates.
-    fn wide_dot4(&mut self, size: Size, a: VReg, y: Arg) -> VReg {
-        let x = Arg::Use(a, size);
-        let eight = Arg::Imm(8);
-        let low = self.vector_arg(splat(Scalar::U16, Bits(0xff)), size, 4);
-        let a_even = self.vec_def(self.bitwise(Binary::And), size, &[x, low]);
-        let a_odd = self.vec_def(M::Vpsrlw, size, &[x, eight]);
-        let up = self.vec_def(M::Vpsllw, size, &[y, eight]);
-        let b_even = self.vec_def(M::Vpsraw, size, &[Arg::Use(up, size), eight]);
-        let b_odd = self.vec_def(M::Vpsraw, size, &[y, eight]);
-        let even = self.vec_def(M::Vpmaddwd, size, &[Arg::Use(a_even, size), Arg::Use(b_even, size)]);
-        let odd = self.vec_def(M::Vpmaddwd, size, &[Arg::Use(a_odd, size), Arg::Use(b_odd, size)]);
-        self.vec_def(M::Vpaddd, size, &[Arg::Use(even, size), Arg::Use(odd, size)])
     }
 
     /// Runs `f` on the lanes of `args` one by one, through the stack.
