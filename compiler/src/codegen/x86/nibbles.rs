@@ -21,7 +21,7 @@ pub fn unshifted(p: &Linear) -> Linear {
     let worth = |c: usize| uppers[c].len() >= WORTH;
     let shifts: HashMap<usize, Reg> =
         uppers.iter().filter(|u| u.len() >= WORTH).flatten().map(|(_, u)| (u.shift, u.bytes)).collect();
-    let mut out = Output::new(p);
+    let mut out = Output::new(&view, Binary::Shr);
     for (i, inst) in p.code.iter().enumerate() {
         if let Some(&bytes) = shifts.get(&i) {
             let mask = out.constant(p.dtype(bytes), 0xf0);
@@ -31,10 +31,9 @@ pub fn unshifted(p: &Linear) -> Linear {
         }
         match view.chain_of.get(&i).filter(|&&c| worth(c)) {
             Some(&c) => {
-                let [dst, _, weights, x] = view.dot(i);
-                let mut parts = [None; 2];
-                parts[uppers[c].contains_key(&i) as usize] = Some(weights);
-                out.product(&view, c, i, dst, parts, x, Binary::Shr);
+                let weights = Some(view.dot(i)[2]);
+                let upper = uppers[c].contains_key(&i);
+                out.product(i, if upper { [None, weights] } else { [weights, None] });
             }
             None => out.p.code.push(inst.clone()),
         }
@@ -45,72 +44,67 @@ pub fn unshifted(p: &Linear) -> Linear {
 pub fn halved(p: &Linear) -> Linear {
     let view = View::new(p);
     let wide = |c: usize| view.chains[c].iter().any(|&i| view.u8_max(view.dot(i)[2]) > 127);
-    let mut out = Output::new(p);
+    let mut out = Output::new(&view, Binary::Shl);
     // Of weights in a round of a loop.
-    let mut halves: HashMap<(Reg, usize), [Reg; 2]> = HashMap::new();
+    let mut halves: HashMap<(Reg, usize), [Option<Reg>; 2]> = HashMap::new();
     for (i, inst) in p.code.iter().enumerate() {
-        let Some(&c) = view.chain_of.get(&i).filter(|&&c| wide(c)) else {
+        if !view.chain_of.get(&i).is_some_and(|&c| wide(c)) {
             out.p.code.push(inst.clone());
             continue;
-        };
-        let [dst, _, weights, x] = view.dot(i);
-        let parts = *halves.entry((weights, view.inside[i])).or_insert_with(|| {
+        }
+        let weights = view.dot(i)[2];
+        let parts = halves.entry((weights, view.inside[i])).or_insert_with(|| {
             let t = p.dtype(weights);
             [(Binary::And, 15), (Binary::Shr, 4)].map(|(op, by)| {
                 let by = out.constant(t, by);
-                out.p.op(t, Op::Binary(op), &[weights, by])
+                Some(out.p.op(t, Op::Binary(op), &[weights, by]))
             })
         });
-        out.product(&view, c, i, dst, parts.map(Some), x, Binary::Shl);
+        out.product(i, *parts);
     }
     out.p
 }
 
 /// A program that is written anew.
-struct Output {
+struct Output<'a> {
     p: Linear,
+    view: &'a View<'a>,
+    /// What brings the sum of the upper halves to its place: by four.
+    shift: Binary,
     /// By chain its sums so far: of the lower and of the upper halves.
     sums: HashMap<usize, [Reg; 2]>,
 }
 
-impl Output {
-    fn new(p: &Linear) -> Output {
-        Output { p: Linear { code: vec![], ..p.clone() }, sums: HashMap::new() }
+impl<'a> Output<'a> {
+    fn new(view: &'a View, shift: Binary) -> Output<'a> {
+        let p = Linear { code: vec![], ..view.p.clone() };
+        Output { p, view, shift, sums: HashMap::new() }
     }
 
     fn constant(&mut self, t: DType, value: u64) -> Reg {
         self.p.op(t, Op::Const(Bits(value)), &[])
     }
 
-    /// A product of a chain: of what there is of its lower and upper halves with `x`. The last one's result is the sum of
-    /// both, the upper one shifted to its place.
-    fn product(
-        &mut self,
-        view: &View,
-        c: usize,
-        i: usize,
-        dst: Reg,
-        parts: [Option<Reg>; 2],
-        x: Reg,
-        shift: Binary,
-    ) {
-        let (chain, t) = (&view.chains[c], self.p.dtype(dst));
-        if chain[0] == i {
-            let zero = self.constant(t, 0);
-            self.sums.insert(c, [view.dot(i)[1], zero]);
-        }
-        let mut sums = self.sums[&c];
+    /// A product of a chain, of what there is of its weights' lower and upper halves. The last one's result is the sum of
+    /// both.
+    fn product(&mut self, i: usize, parts: [Option<Reg>; 2]) {
+        let [dst, before, _, x] = self.view.dot(i);
+        let (c, t) = (self.view.chain_of[&i], self.p.dtype(dst));
+        let mut sums = match self.sums.remove(&c) {
+            Some(sums) => sums,
+            None => [before, self.constant(t, 0)],
+        };
         for (sum, part) in sums.iter_mut().zip(parts) {
             if let Some(weights) = part {
                 *sum = self.p.op(t, Op::Dot4, &[*sum, weights, x]);
             }
         }
-        self.sums.insert(c, sums);
-        if chain.last() == Some(&i) {
+        if self.view.chains[c].last() == Some(&i) {
             let four = self.constant(t, 4);
-            let upper = self.p.op(t, Op::Binary(shift), &[sums[1], four]);
+            let upper = self.p.op(t, Op::Binary(self.shift), &[sums[1], four]);
             self.p.code.push(Inst::Op { dst, op: Op::Binary(Binary::Add), args: vec![sums[0], upper] });
         }
+        self.sums.insert(c, sums);
     }
 }
 
