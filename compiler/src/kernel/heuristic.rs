@@ -215,6 +215,10 @@ impl<'g> Proposal<'g, '_> {
         match best {
             Some((_, i, quads)) => {
                 self.put(Action::Vector, i, wide);
+                let few = matches!(self.s.axes[i].extent(), Some(2..=4));
+                if few && self.s.kernel.stages.len() > 1 && reductions(store).is_empty() {
+                    self.put(Action::Upcast, i, 0);
+                }
                 if let Some(Quads { fours, halves }) = quads {
                     self.put(Action::Upcast, fours, 4);
                     if let Some(two) = halves {
@@ -226,7 +230,7 @@ impl<'g> Proposal<'g, '_> {
             }
             None if wide_numbers(store) => {}
             None if store.dtype().bytes() == 1 => self.move_bytes(stage, store),
-            None if self.together(stage, store, wide as i64) => {}
+            None if self.together(stage, store, wide as i64) || self.short(stage, store) => {}
             None => self.transposed(stage, store, wide as i64),
         }
         self.unroll_small(stage, 8);
@@ -304,6 +308,14 @@ impl<'g> Proposal<'g, '_> {
         self.put(Action::Vector, i, (wide / n) as usize) && self.put(Action::Vector, short, 0)
     }
 
+    /// A short axis alone, as a row's few scales.
+    fn short(&mut self, stage: usize, store: Ex<'g>) -> bool {
+        let outs = self.outs(stage).into_iter().filter(|_| reductions(store).is_empty());
+        let few = |a: &Axis| a.extent().filter(|n| matches!(n, 4 | 8) && lane_score(store, a, false) > 0);
+        let found = outs.rev().find_map(|(i, a)| Some((i, few(&a)?)));
+        found.is_some_and(|(i, n)| self.put(Action::Vector, i, n as usize))
+    }
+
     /// Numbers that lie side by side where they are read, in lanes that are stored one by one.
     fn transposed(&mut self, stage: usize, store: Ex<'g>, wide: i64) {
         let loads: Vec<Ex> = topo(&[store]).into_iter().filter(|e| e.op() == Op::Load).collect();
@@ -335,29 +347,39 @@ impl<'g> Proposal<'g, '_> {
         let few = |a: &Axis| a.extent().filter(|e| (2..=32).contains(e));
         let outs: Vec<_> =
             self.outs(stage).into_iter().filter(|(_, a)| single && shared(&loads, a)).collect();
-        let Some((i, n)) = outs.iter().find_map(|(i, a)| Some((*i, few(a)?))) else { return };
+        let first = outs.iter().find_map(|(i, a)| Some((*i, few(a)?)));
         let vectors = outs.iter().any(|(o, a)| *o == lanes && a.extent().is_some_and(|e| e % SIDE == 0));
-        let tile = divisor(n, if wide { 5 } else { 2 });
-        if vectors && lanes != i && tile > 1 && self.put(Action::Upcast, lanes, SIDE as usize) {
-            self.put(Action::Upcast, i, tile as usize);
-            if i < lanes {
-                self.put(Action::Swap, i, lanes);
+        if let Some((i, n)) = first.filter(|(i, _)| vectors && lanes != *i) {
+            let tile = divisor(n, if wide { 5 } else { 2 });
+            if tile > 1 && self.put(Action::Upcast, lanes, SIDE as usize) {
+                self.put(Action::Upcast, i, tile as usize);
+                if i < lanes {
+                    self.put(Action::Swap, i, lanes);
+                }
+                return;
             }
-            return;
         }
         let most = if wide { 24 } else { 8 } / if row.is_some() { SIDE } else { 1 };
-        let tile = divisor(n, most.min(16));
+        let tile = first.map_or(1, |(_, n)| divisor(n, most.min(16)));
         // As a router's scores of one token: what they share is little, and so would be the workers that have some of them.
         let indices: i64 = self.outs(stage).iter().map(|(_, a)| work(a.range)).product();
         if indices / tile < SEVERAL {
             return;
         }
-        if tile > 1 && self.put(Action::Upcast, i, tile as usize) {
+        if let Some((i, n)) = first.filter(|(i, _)| tile > 1 && self.put(Action::Upcast, *i, tile as usize)) {
             if n <= most {
                 self.put(Action::Upcast, i, 0);
             } else if let Some(row) = row.filter(|r| i < *r) {
                 self.put(Action::Swap, i, row);
             }
+        }
+        // Of many tokens a few share what the heads do.
+        let many = |(i, a): &(usize, Axis)| {
+            let n = a.extent().filter(|n| *n >= INDICES / SEVERAL && Some(*i) != row && *i != lanes)?;
+            Some((*i, divisor(n, (most / tile).min(SIDE))))
+        };
+        if let Some((i, n)) = outs.iter().find_map(many).filter(|_| row.is_some()) {
+            self.put(Action::Upcast, i, n as usize);
         }
     }
 
@@ -473,9 +495,9 @@ impl<'g> Proposal<'g, '_> {
             let scalar = !self.s.axes.iter().any(|a| a.kind() == Kind::Vector);
             let short = |(_, a): &&(usize, Axis<'g>)| a.extent().is_some_and(|e| e <= 1024);
             kept.extend(outs.last().filter(|_| scalar && outs.len() > 1).filter(short).map(|(i, _)| *i));
-            let others = || outs.iter().filter(|(i, _)| Some(*i) != self.folded).map(|(_, a)| a.extent());
-            let counted = others().any(|e| e.is_none());
-            kept.extend(self.folded.filter(|_| counted && others().flatten().product::<i64>() >= SEVERAL));
+            let counted = outs.iter().any(|(_, a)| a.extent().is_none());
+            let others = outs.iter().filter(|(i, _)| Some(*i) != self.folded).filter_map(|(_, a)| a.extent());
+            kept.extend(self.folded.filter(|_| counted && others.product::<i64>() >= SEVERAL));
             let plain = self.s.kernel.stages.len() == 1 && self.reduces(0).is_empty();
             let mut indices: i64 = outs.iter().map(|(_, a)| work(a.range)).product();
             for (i, a) in outs.iter().rev().filter(|_| plain && !scalar) {
@@ -633,6 +655,28 @@ mod tests {
         };
         assert!(opts(128).iter().any(|o| o.action == Action::Upcast && o.n == 8));
         assert_eq!(opts(128), opts(512), "as many tiles as a tile has tokens, or twice as many");
+    }
+
+    #[test]
+    fn tokens_of_a_prompt_share_keys_and_positions_are_no_places_of_a_grid() {
+        let caps = X86::new(Features { avx512: true, ..Features::default() }).caps();
+        let compiled = |tokens: i64| {
+            let g = Graph::new();
+            let q = g.input("q", DType::F32, [tokens, 3, 64]);
+            let positions = g.symbol("blocks", (1, 64)) * 32;
+            let keys = g.input("cache", DType::F16, [2048, 64]).slice_dim(0, g.int(0), positions).widen();
+            let program = pipeline::schedule(&g, &[ops::linear(q, keys)], Grain::CPU);
+            let [kernel] = &program.kernels[..] else { panic!("{} kernels", program.kernels.len()) };
+            let opts = propose(kernel, &caps);
+            let linear = pipeline::compile(kernel, &opts, &caps).unwrap();
+            (opts, linear.grid.eval(&[1]), linear.grid.eval(&[64]))
+        };
+        let (opts, short, long) = compiled(128);
+        assert!(opts.contains(&Action::Upcast.on(0, 2)), "two tokens: {opts:?}");
+        assert_eq!((short, long), (64, 64));
+        let (opts, short, long) = compiled(1);
+        assert!(!opts.contains(&Action::Upcast.on(0, 2)));
+        assert!(short < long, "the positions of one token are for all workers");
     }
 
     #[test]

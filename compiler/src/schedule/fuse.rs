@@ -66,6 +66,14 @@ const AT_ONCE: i64 = 1 << 10;
 const BUSY: i64 = 64;
 const BLOCK: i64 = 32;
 
+/// Element operations of a row, at most, that a CPU does for several rows at a time: a block of activations that becomes
+/// bytes is steps that wait for one another, and its scale one lane of sixteen.
+const SHORT: i64 = 1 << 8;
+
+/// Such rows that one worker has at least, and those that it may have where no [`ENOUGH`] are left for others.
+const TOGETHER: i64 = 16;
+const FEW: i64 = 64;
+
 /// Products that a GPU's matrix unit does while its processors do one.
 const MATRIX: i64 = 8;
 
@@ -189,7 +197,27 @@ fn group(items: &[Item], grain: Grain, roots: &[Ex]) -> Vec<Group> {
             }
         }
     }
+    if grain.blocks.is_none() {
+        groups.iter_mut().for_each(|group| group.rows = longer(items, group));
+    }
     sort_groups(groups, items, &number, &home)
+}
+
+/// How many of a group's first axes are left its rows where several short ones become one.
+fn longer(items: &[Item], group: &Group) -> usize {
+    let work: i64 = group.members.iter().map(|&m| items[m].work(group.rows)).sum();
+    let (mut rows, mut inside) = (group.rows, 1);
+    if group.members.len() > 1 && work <= SHORT {
+        let extents: Vec<i64> = items[group.members[0]].axes[..rows].iter().map(|a| extent(*a)).collect();
+        while rows > 0 && inside < TOGETHER {
+            let more = inside * extents[rows - 1];
+            if more > FEW && extents[..rows - 1].iter().product::<i64>() < ENOUGH {
+                break;
+            }
+            (rows, inside) = (rows - 1, more);
+        }
+    }
+    rows
 }
 
 /// Are these results of the program with rows of their own of the same tensor, many of them? Then it is read once for both.
@@ -629,6 +657,22 @@ mod tests {
         };
         assert!(!alone(1), "the worker with a token's product makes bytes of it");
         assert!(alone(4));
+    }
+
+    #[test]
+    fn blocks_that_become_bytes_are_several_to_a_row() {
+        let rows = |dims: [i64; 3]| {
+            let g = Graph::new();
+            let bytes = crate::ops::kept_i8(g.input("x", DType::F32, dims), false);
+            let program = program(&g, &[bytes.q, bytes.d, bytes.s32], Grain::CPU);
+            assert!(program.kernels[0].stages.len() > 1, "a kernel of stages");
+            program.kernels[0].rows.iter().map(|r| extent(*r)).collect::<Vec<_>>()
+        };
+        assert_eq!(rows([4, 8, 512]), [4, 8], "16 blocks each");
+        assert_eq!(rows([8, 4, 128]), [8], "the 4 blocks of 4 heads");
+        assert_eq!(rows([1, 8, 64]), [], "so few that one worker does them");
+        assert_eq!(rows([2, 1, 10240]), [2, 320], "many, and no rows besides for other workers");
+        assert_eq!(rows([64, 1, 10240]), [64]);
     }
 
     #[test]

@@ -156,4 +156,4 @@ fn the_code_of_glm_does_not_grow() {
     assert_eq!(found, GLM, "launches, synchronisations, instructions and bytes loaded");
 }
 
-const GLM: [f64; 4] = [47.0, 45.0, 14_331_663.0, 98_374_272.0];
+const GLM: [f64; 4] = [47.0, 45.0, 14_298_987.0, 98_297_088.0];
