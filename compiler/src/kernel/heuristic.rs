@@ -33,6 +33,9 @@ const LONG: i64 = 16;
 /// Outputs of the longer side of a register tile.
 const SIDE: i64 = 4;
 
+/// Tokens of which a few may share what they read without leaving workers idle.
+const MANY: i64 = 64;
+
 /// Indices of a grid that are enough for all cores.
 const INDICES: i64 = 512;
 
@@ -375,7 +378,7 @@ impl<'g> Proposal<'g, '_> {
         }
         // Of many tokens a few share what the heads do.
         let many = |(i, a): &(usize, Axis)| {
-            let n = a.extent().filter(|n| *n >= INDICES / SEVERAL && Some(*i) != row && *i != lanes)?;
+            let n = a.extent().filter(|n| *n >= MANY && Some(*i) != row && *i != lanes)?;
             Some((*i, divisor(n, (most / tile).min(SIDE))))
         };
         if let Some((i, n)) = outs.iter().find_map(many).filter(|_| row.is_some()) {
