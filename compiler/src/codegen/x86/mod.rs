@@ -1,7 +1,8 @@
 //! x86-64: linear programs in, machine code out, for AVX2 and for AVX-512 with or without VNNI and AMX.
 //!
-//! `nibbles` takes bytes apart, `order` spares registers where they are few, `plan` decides what merges, `lower` and its siblings select instructions, `emit`
-//! allocates registers and writes bytes through `asm`. The code never reads or writes memory of lanes whose gate is false.
+//! `nibbles` takes bytes apart, `order` spares registers where they are few, `plan` decides what merges, `lower` and its
+//! siblings select instructions, `emit` allocates registers and writes bytes through `asm`. The code never reads or writes
+//! memory of lanes whose gate is false.
 
 mod asm;
 mod cast;
