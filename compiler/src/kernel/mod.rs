@@ -435,10 +435,10 @@ impl<'g> Scheduled<'g> {
         let g = self.kernel.g;
         let stores = self.kernel.stores();
         let before: Vec<bool> = stores.iter().map(|s| free(*s, old)).collect();
-        // How far a range goes that memory bounds is not known: the bounds of an index say nothing of its last round.
-        let known = !reads(old.arg(0));
+        // How far a range goes that a symbol or memory bounds is not known: the bounds of an index say nothing of its last round.
+        let known = old.arg(0).as_int().is_some();
         let thread = |r: &Ex| matches!(r.op(), Op::Range(_, Kind::Lane | Kind::Group));
-        let idle = old.arg(0).as_int().is_none() && ranges.iter().any(thread);
+        let idle = !known && ranges.iter().any(thread);
         // The number of rounds of one range may depend on another.
         let inner: Vec<Ex> =
             self.axes.iter().map(|a| a.range).filter(|r| *r != old && topo(&[*r]).contains(&old)).collect();

@@ -48,6 +48,7 @@ pub const EXAMPLES: &[Example] = &[
     Example { name: "rope", build: rope, symbols: &[("tokens", 3)] },
     Example { name: "assign to a slice", build: assign, symbols: &[("pos", 4), ("tokens", 3)] },
     Example { name: "gather and scatter", build: gather, symbols: &[] },
+    Example { name: "planes of a file's blocks", build: planes, symbols: &[("tiles", 5)] },
     Example { name: "a pad of what a row keeps", build: kept_pad, symbols: &[("n", 4)] },
     Example { name: "a buffer that nothing needs", build: unneeded, symbols: &[] },
     Example { name: "64-bit numbers", build: wide, symbols: &[] },
@@ -176,6 +177,16 @@ fn gather(g: &Graph) -> Built<'_> {
         let to = g.iota(3) * 2;
         let rows = table.gather(at);
         vec![rows.sum(-1), cache.gather(to).assign(rows * 0.5)]
+    })
+}
+
+/// Of as many tiles of rows as a piece of the file has, where memory ends with the last of them.
+fn planes(g: &Graph) -> Built<'_> {
+    built(g, |b| {
+        let format = Format::by_name("Q4_K").unwrap();
+        let tiles = g.symbol("tiles", (1, 16));
+        let dims = [tiles, g.int(16), g.int(1), g.int(format.bytes)];
+        format.load(b.add(g.input("raw", DType::U8, dims), Fill::Bits), Layout::Rows)
     })
 }
 

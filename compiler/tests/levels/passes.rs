@@ -14,7 +14,7 @@ use compiler::linear::Linear;
 use compiler::pipeline::{self, Ir};
 use compiler::quant::{Format, Layout};
 use compiler::rng::Rng;
-use compiler::schedule::{Grain, Kernel, buffer_bytes};
+use compiler::schedule::{Grain, Kernel};
 use compiler::table::{Case, Form};
 use compiler::tensor::Tensor;
 use compiler::testing::CPU;
@@ -60,7 +60,9 @@ fn run_linear(linear: &Linear, kernel: &Kernel, memory: &mut Memory, env: &Env) 
     let args = kernel.buffers();
     let contents = |(b, _): &(Ex, bool)| {
         let mut bytes = memory.get(&slot(*b)).cloned().unwrap_or_default();
-        bytes.resize(buffer_bytes(*b).max(bytes.len()), 0xCD);
+        // No more than the step has: what may be there in a larger one is not to be read.
+        let elements: i64 = b.dims().iter().map(|&d| index(d, env)).product();
+        bytes.resize((elements as usize * b.dtype().bytes()).max(bytes.len()), 0xCD);
         bytes
     };
     let mut buffers: Vec<Vec<u8>> = args.iter().map(contents).collect();
