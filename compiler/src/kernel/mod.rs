@@ -150,6 +150,9 @@ pub struct Scheduled<'g> {
     pub warps: Vec<mma::Warp<'g>>,
     /// The inner ranges of dot products: lanes, but consumed by the instruction.
     fours: Vec<Ex<'g>>,
+    /// What loads are gated by since an axis of an extent that symbols decide was split: how often it is split after that
+    /// makes no difference to them.
+    guards: Vec<Ex<'g>>,
     /// What runs behind it where a sum is split, and the memory between the two.
     then: Option<(Kernel<'g>, Ex<'g>)>,
 }
@@ -196,6 +199,7 @@ impl<'g> Scheduled<'g> {
             tile: None,
             warps: vec![],
             fours: vec![],
+            guards: vec![],
             then: None,
         }
     }
@@ -442,7 +446,10 @@ impl<'g> Scheduled<'g> {
         // The number of rounds of one range may depend on another.
         let inner: Vec<Ex> =
             self.axes.iter().map(|a| a.range).filter(|r| *r != old && topo(&[*r]).contains(&old)).collect();
-        let roots = [stores.clone(), inner.clone()].concat();
+        let guards: Vec<Ex> = self.guards.iter().copied().filter(|g| topo(&[*g]).contains(&old)).collect();
+        let gated_already =
+            |e: Ex<'g>| e.args().get(2).is_some_and(|g| conjuncts(*g).iter().any(|c| guards.contains(c)));
+        let roots = [stores.clone(), inner.clone(), self.guards.clone()].concat();
         let mut new = rebuild(&roots, |e, args| match e.op() {
             _ if e == old => index,
             Op::Fold(fold, n) => {
@@ -465,13 +472,14 @@ impl<'g> Scheduled<'g> {
                 let moved = args[1] != e.arg(1);
                 let (was, now) = (e.arg(1).bounds().1, args[1].bounds().1);
                 let there = known && now <= was || now < length(args[0]).bounds().0;
-                if !moved || !shared && !idle && there {
+                if !moved || gated_already(e) || !shared && !idle && there {
                     return e.with_args(&args);
                 }
                 gated(e, args, 2, guard.unwrap())
             }
             _ => e.with_args(&args),
         });
+        let guards = new.split_off(stores.len() + inner.len());
         for (was, now) in inner.into_iter().zip(new.split_off(stores.len())) {
             self.axes.iter_mut().filter(|a| a.range == was).for_each(|a| a.range = now);
             let lists = self.kernel.stages.iter_mut().map(|s| &mut s.outs).chain([&mut self.kernel.rows]);
@@ -484,7 +492,9 @@ impl<'g> Scheduled<'g> {
                 }
             }
         }
-        let new = simplify(&new);
+        let own = guard.filter(|_| !known);
+        let mut new = simplify(&[new, guards, own.into_iter().collect()].concat());
+        self.guards = new.split_off(stores.len());
         for (stage, store) in self.kernel.stages.iter_mut().zip(new) {
             stage.store = store;
             replace_in(&mut stage.outs, old, ranges);
@@ -590,6 +600,7 @@ impl<'g> Scheduled<'g> {
             tile: self.tile.map(new),
             warps: self.warps.iter().map(|w| w.each(new)).collect(),
             fours: self.fours.iter().map(|&r| new(r)).collect(),
+            guards: vec![],
             then: self.then.clone(),
         }
     }
@@ -615,6 +626,14 @@ fn position(list: &[Ex], e: Ex) -> Option<usize> {
 fn replace_in<'g>(list: &mut Vec<Ex<'g>>, old: Ex<'g>, new: &[Ex<'g>]) {
     if let Some(i) = position(list, old) {
         list.splice(i..=i, new.iter().copied());
+    }
+}
+
+/// What a condition is the conjunction of.
+fn conjuncts(e: Ex) -> Vec<Ex> {
+    match e.op() {
+        Op::Binary(Binary::And) => [conjuncts(e.arg(0)), conjuncts(e.arg(1))].concat(),
+        _ => vec![e],
     }
 }
 
