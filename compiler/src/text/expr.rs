@@ -10,6 +10,10 @@ use std::fmt;
 const LONG: usize = 96;
 const SHARED: usize = 16;
 
+/// Digits of a range's number, as far as lengths go.
+const DIGITS: usize = 2;
+const SERIAL: &str = "serial";
+
 /// An expression on one line: `(r0 * 16 + r1) / 4`.
 pub fn expr(e: Ex) -> String {
     show(e, &|a| expr(a))
@@ -101,6 +105,14 @@ pub fn stages(kernel: &Kernel, stages: &[Vec<Ex>]) -> String {
     out
 }
 
+/// How long a text is, whatever the numbers of its ranges: equal kernels are to read alike, as they are known by their text.
+fn length(text: &str) -> usize {
+    let mut pieces = text.split(SERIAL);
+    let first = pieces.next().map_or(0, str::len);
+    let number = |c: char| c.is_ascii_digit();
+    first + pieces.map(|p| SERIAL.len() + DIGITS + p.trim_start_matches(number).len()).sum::<usize>()
+}
+
 /// The stores, after definitions of what they share.
 fn lines(stores: &[Ex]) -> Vec<String> {
     let order = topo(stores);
@@ -112,11 +124,11 @@ fn lines(stores: &[Ex]) -> Vec<String> {
     for e in order {
         let text = show(e, &|a| texts[&a.id].clone());
         let leaf = matches!(e.op(), Op::Buffer(_) | Op::Symbol(_) | Op::Const(_));
-        let shared = uses.get(&e.id).is_some_and(|n| *n > 1) && text.len() > SHARED;
+        let shared = uses.get(&e.id).is_some_and(|n| *n > 1) && length(&text) > SHARED;
         let text = if matches!(e.op(), Op::Store | Op::TileProduct) {
             out.push(text.clone());
             text
-        } else if !leaf && (shared || text.len() > LONG) {
+        } else if !leaf && (shared || length(&text) > LONG) {
             names += 1;
             out.push(format!("v{names}: {} = {text}", e.dtype()));
             format!("v{names}")
@@ -131,8 +143,25 @@ fn lines(stores: &[Ex]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use crate::dtype::DType;
-    use crate::graph::Graph;
+    use crate::graph::{Graph, Kind};
     use crate::pipeline;
+
+    #[test]
+    fn numbers_of_ranges_do_not_decide_what_has_a_name() {
+        let square = |before: usize| {
+            let g = Graph::new();
+            for _ in 0..before {
+                g.new_range(g.int(2), Kind::Serial);
+            }
+            // As long as may be, so that a third digit would be too much.
+            let x = g.input("inputs", DType::F32, [8]);
+            let kernels = pipeline::schedule(&g, &[(x * x).sum(-1)], crate::schedule::Grain::CPU).kernels;
+            let text = kernels[0].to_string();
+            text.split(|c: char| c.is_ascii_digit()).collect::<String>()
+        };
+        let texts = [0, 8, 95, 995].map(square);
+        assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
+    }
 
     #[test]
     fn kernels_read_like_code() {
