@@ -3,8 +3,8 @@
 
 use crate::cases::{EXAMPLES, environment};
 use compiler::codegen::Caps;
-use compiler::dtype::Bits;
-use compiler::graph::{Ex, Graph, Op};
+use compiler::dtype::{Bits, DType};
+use compiler::graph::{Ex, Graph, Op, topo};
 use compiler::interp::kernel::{Memory, run, run_stages};
 use compiler::interp::tensor::{Array, Env, eval};
 use compiler::interp::{self, tensor::index};
@@ -14,6 +14,7 @@ use compiler::linear::Linear;
 use compiler::pipeline::{self, Ir};
 use compiler::quant::{Format, Layout};
 use compiler::rng::Rng;
+use compiler::scalar::Binary;
 use compiler::schedule::{Grain, Kernel};
 use compiler::table::{Case, Form};
 use compiler::tensor::Tensor;
@@ -188,6 +189,20 @@ fn options_behind_a_product_preserve_the_meaning() {
         tried += 1;
     }
     assert!(tried > 20, "{tried} schedules compiled");
+}
+
+#[test]
+fn an_axis_that_is_split_again_is_gated_once() {
+    let g = Graph::new();
+    let n = g.symbol("n", (1, 64));
+    let x = g.input("x", DType::F32, [n]);
+    let program = pipeline::schedule(&g, &[x.sum(-1)], Grain::of(&GPU));
+    let opts = [Action::Lane.on(0, 4), Action::Group.on(0, 8), Action::Unroll.on(0, 2)];
+    let s = Scheduled::new(program.kernels[0].clone()).apply_all(&opts, &GPU).unwrap();
+    let loads = topo(&s.kernel.stores()).into_iter().filter(|e| e.op() == Op::Load);
+    let gates: Vec<Ex> = loads.map(|e| e.args().get(2).copied().expect("there may be fewer")).collect();
+    assert_eq!(gates.len(), 1);
+    assert_eq!(gates[0].op(), Op::Binary(Binary::Lt), "{:?}", gates[0]);
 }
 
 /// Whatever the search may put before and behind a loop over segments.
