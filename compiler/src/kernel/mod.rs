@@ -492,7 +492,8 @@ impl<'g> Scheduled<'g> {
                 }
             }
         }
-        let own = guard.filter(|_| !known);
+        // What memory bounds may be bounded by what another axis chooses, which is no bound of that one.
+        let own = guard.filter(|g| !known && !reads(*g));
         let mut new = simplify(&[new, guards, own.into_iter().collect()].concat());
         self.guards = new.split_off(stores.len());
         for (stage, store) in self.kernel.stages.iter_mut().zip(new) {
